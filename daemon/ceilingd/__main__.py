@@ -1,0 +1,5 @@
+"""`python -m ceilingd`."""
+
+from ceilingd.cli import main
+
+raise SystemExit(main())

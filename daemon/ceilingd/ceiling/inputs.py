@@ -1,0 +1,92 @@
+"""What the ceiling model is computed from. All frozen, all in base units; the model itself is `ceilingd.ceiling.decode`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ceilingd.ceiling.shape import ModelShape
+
+SpeculativeAlgorithm = Literal["none", "mtp", "eagle", "eagle3", "standalone", "ngram"]
+Quantization = Literal[
+    "bf16", "fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "awq", "gptq", "nvfp4", "mxfp4"
+]  # fmt: skip
+AllreduceAlgorithm = Literal["ring", "one_shot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """How the model is spread over GPUs and in which formats it is held."""
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: int = 1
+    dp_attention: bool = False
+    quantization: Quantization | None = None
+    """`None`: what the model's own config says."""
+    kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Draft and verify. `draft_tokens` is what one verify pass checks (a chain of n steps: n + 1)."""
+
+    algorithm: SpeculativeAlgorithm = "none"
+    draft_steps: int = 0
+    draft_tokens: int = 1
+    draft_shape: ModelShape | None = None
+    """Only for a separate draft model (eagle, eagle3, standalone)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One GPU of the group (the slowest) and the links between them."""
+
+    memory_bandwidth_bytes_per_second: float
+    bandwidth_efficiency: float
+    """Share of the memory bandwidth that `achievable` counts with; the caller says whether it was learned or assumed."""
+    matrix_flops_per_second: Mapping[str, float] = field(default_factory=dict)
+    """Dense peak by format (`bf16`, `fp8`, `fp4`); a missing format is never the bound."""
+    link_bandwidth_bytes_per_second: float | None = None
+    """One way, the slowest link of the group as it runs now; `None` only where tensor_parallel is 1."""
+    allreduce_latency_seconds: float = 8e-6
+    allreduce_algorithm: AllreduceAlgorithm = "ring"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one DP rank is working on."""
+
+    batch: float
+    context_tokens_per_request: float
+    accept_length: float | None = None
+    """Tokens per request and round, 1 to the most that speculation can accept; `None` when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """An explicit value for one term; `None` leaves that quantity to the model. Bytes are per GPU and round."""
+
+    bytes_per_gpu: float | None = None
+    seconds: float | None = None
+    count: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingInputs:
+    """The whole input of one prediction."""
+
+    shape: ModelShape
+    hardware: Hardware
+    load: Load
+    deployment: Deployment = Deployment()
+    speculation: Speculation = Speculation()
+    fixed_seconds: float = 0.0005
+    overrides: Mapping[str, Override] = field(default_factory=dict)
+    """By component name."""
+    assumed: tuple[str, ...] = ()
+    """Names of inputs that nobody measured or configured; passed through to the result."""

@@ -1,0 +1,1 @@
+"""Judging a PCIe link under load. Pure: readings and a state in, a state out."""

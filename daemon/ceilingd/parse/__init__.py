@@ -1,0 +1,1 @@
+"""Pure functions from text and raw numbers to records: no I/O, no clock, no logging."""

@@ -1,0 +1,1 @@
+"""The HTTP side: routes, rendering cache, status page. Nothing here touches a device or the network beyond its clients."""
