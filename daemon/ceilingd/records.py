@@ -32,6 +32,8 @@ class GpuInfo:
     """What this GPU can do in this system (`nvmlDeviceGetMaxPcieLinkGeneration`)."""
     link_width_max_lanes: int | None = None
     power_limit_watts: float | None = None
+    nvlink_active_links: int | None = None
+    """Links that are up; 0 without a bridge; `None` where the device or guest does not say."""
 
     @property
     def memory_bandwidth_max_bytes_per_second(self) -> float | None:
