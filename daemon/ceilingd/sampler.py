@@ -82,8 +82,8 @@ class Sampler:
         except TimeoutError:
             self._failed(source, "timeout", f"no answer within {source.timeout_seconds:g} s")
         except Exception as error:
-            self._lines[source.name].defect(error)
-            self._failed(source, "defect", f"{type(error).__name__} inside ceilingd while reading this source: please report it")
+            message = f"{type(error).__name__} inside ceilingd while reading this source: please report it"
+            self._failed(source, "defect", message, error)
         else:
             self._succeeded(source, began)
             self._sink.accept(source.name, reading)
@@ -108,7 +108,7 @@ class Sampler:
         if before.last_error_reason is not None:
             self._lines[source.name].recovered(before.consecutive_failures)
 
-    def _failed(self, source: Source[Any], reason: str, message: str) -> None:
+    def _failed(self, source: Source[Any], reason: str, message: str, defect: Exception | None = None) -> None:
         before = self._health[source.name]
         errors = dict(before.errors_total)
         errors[reason] = errors.get(reason, 0) + 1
@@ -123,15 +123,13 @@ class Sampler:
         )
         self._sink.lose(source.name)
         if before.last_error_reason != reason:
-            self._lines[source.name].failed(reason, message)
+            self._lines[source.name].failed(reason, message, defect)
 
 
 def pause_seconds(source: Source[Any], consecutive_failures: int) -> float:
     """Seconds from the start of one read to the start of the next: the interval, doubled per failure up to the source's bound.
 
-    >>> class Every1(Source[None]): interval_seconds, backoff_max_seconds = 1.0, 60.0
-    >>> [pause_seconds(Every1(), k) for k in (0, 1, 2, 10)]
-    [1.0, 2.0, 4.0, 60.0]
+    An interval of 1 s and a bound of 60 s give 1, 2, 4, 8, 16, 32, 60, 60, ... seconds.
     """
     longest = max(source.backoff_max_seconds, source.interval_seconds)
     return float(min(source.interval_seconds * 2 ** min(consecutive_failures, 30), longest))
@@ -147,28 +145,20 @@ class _Lines:
         self._unsaid = 0
         self._failure_said = False
 
-    def failed(self, reason: str, message: str) -> None:
-        if self._may_speak():
-            self._log.warning("source failed", reason=reason, error=message, **self._take_unsaid())
-            self._failure_said = True
+    def failed(self, reason: str, message: str, defect: Exception | None) -> None:
+        now = self._clock.monotonic()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        self._quiet_until = now + QUIET_SECONDS
+        self._log.warning("source failed", reason=reason, error=message, exc_info=defect, **self._take_unsaid())
+        self._failure_said = True
 
     def recovered(self, failures: int) -> None:
         # The end of a failure that was reported is always reported too: the last line must not be a lie.
         if self._failure_said:
             self._log.info("source recovered", failures=failures, **self._take_unsaid())
             self._failure_said = False
-
-    def defect(self, error: Exception) -> None:
-        if self._may_speak():
-            self._log.error("defect in source", exc_info=error)
-
-    def _may_speak(self) -> bool:
-        now = self._clock.monotonic()
-        if now < self._quiet_until:
-            self._unsaid += 1
-            return False
-        self._quiet_until = now + QUIET_SECONDS
-        return True
 
     def _take_unsaid(self) -> dict[str, int]:
         unsaid, self._unsaid = self._unsaid, 0

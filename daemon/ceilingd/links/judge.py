@@ -181,7 +181,7 @@ def _publish(after: LinkJudgement, candidate: LinkState, settings: JudgeSettings
     """`degraded` has waited out its grace already; every other change needs agreeing samples."""
     samples = after.candidate_samples + 1 if candidate == after.candidate else 1
     first = after.transitions_total == 0 and after.candidate_samples == 0 and after.state == "unverified"
-    if candidate == after.state or first or samples >= settings.agreeing_samples:
+    if candidate in (after.state, "degraded") or first or samples >= settings.agreeing_samples:
         return replace(after, state=candidate, candidate=candidate, candidate_samples=samples)
     return replace(after, candidate=candidate, candidate_samples=samples)
 

@@ -1,0 +1,355 @@
+"""Holds the latest reading of every source and what was judged from it, and makes the snapshot.
+
+Readings come in through `accept` and `lose`; `snapshot` runs model and judgement over what is there. No I/O, no waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from ceilingd.ceiling.decode import predict
+from ceilingd.clock import Clock
+from ceilingd.config import Config, ServerSettings
+from ceilingd.gpus import GpuTable
+from ceilingd.join import Declared, ceiling_inputs, server_gpus
+from ceilingd.links.judge import Evidence, ExpectedLink, JudgeSettings, LinkJudgement, advance, expected_link
+from ceilingd.models import ModelPlace, Models
+from ceilingd.observation import ObservationWindow, observe, tokens_moved
+from ceilingd.records import (
+    Ceiling,
+    DecodeObservation,
+    EngineIdentity,
+    EngineReading,
+    GpuInfo,
+    LinkReadings,
+    LinkStatus,
+    NoCeiling,
+    NvmlReading,
+    NvmlStatus,
+    ProcessSample,
+    RankStatus,
+    ServerGpu,
+    ServerStatus,
+    Snapshot,
+    SourceHealth,
+    TrafficReadings,
+)
+
+TOKENS_HOLD_INTERVALS = 3.0
+"""Tokens count as evidence of work for so many sample intervals after a counter moved: engines publish every 15 steps."""
+TRAFFIC_GAP_SECONDS = 10.0
+"""Traffic is integrated between samples at most this far apart; over a longer gap nobody knows what moved."""
+
+
+@dataclass(slots=True)
+class _Server:
+    """What is remembered about one server between readings."""
+
+    settings: ServerSettings
+    reading: EngineReading | None = None
+    window: ObservationWindow = field(default_factory=ObservationWindow)
+    observations: tuple[DecodeObservation, ...] = ()
+    rejected: dict[str, int] = field(default_factory=dict)
+    moved_monotonic_seconds: float = float("-inf")
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """Integrated PCIe traffic of one GPU."""
+
+    sampled_monotonic_seconds: float
+    transmit_bytes_per_second: float | None
+    receive_bytes_per_second: float | None
+    transmit_bytes_total: float = 0.0
+    receive_bytes_total: float = 0.0
+    live: bool = True
+
+
+def server_source_name(settings: ServerSettings) -> str:
+    """The name of the source that reads this server."""
+    return f"sglang/{settings.name}"
+
+
+class Monitor:
+    """The join of all sources; the sampler's sink."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        models: Models,
+        gpu_table: GpuTable,
+        *,
+        demo: bool = False,
+        settled_monotonic_seconds: float = 0.0,
+        stuck_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._models = models
+        self._gpu_table = gpu_table
+        self._demo = demo
+        self._stuck_seconds = stuck_seconds
+        self._started = clock.wall()
+        self._sequence = 0
+        self._nvml: NvmlReading | None = None
+        self._infos: dict[str, GpuInfo] = {}
+        self._links: LinkReadings | None = None
+        self._judgements: dict[str, LinkJudgement] = {}
+        self._traffic: dict[str, _Traffic] = {}
+        self._servers = {server_source_name(settings): _Server(settings) for settings in config.servers}
+        self._declared = Declared(
+            config.ceiling.bandwidth_efficiency,
+            config.ceiling.fixed_seconds,
+            config.ceiling.allreduce_latency_seconds,
+            {
+                key.lower(): gpu.memory_bandwidth_bytes_per_second
+                for key, gpu in config.gpus.items()
+                if gpu.memory_bandwidth_bytes_per_second is not None
+            },
+        )
+        self._judge_settings = JudgeSettings(
+            config.links.grace_seconds,
+            config.links.recovery_seconds,
+            config.links.agreeing_samples,
+            settled_monotonic_seconds,
+        )
+
+    # ------------------------------------------------------------------------------------------- readings come in
+
+    def accept(self, source: str, reading: Any) -> None:
+        """Take the newest reading of a source."""
+        match reading:
+            case NvmlReading():
+                self._nvml = reading
+                self._infos = {gpu.info.uuid: gpu.info for gpu in reading.gpus}
+            case LinkReadings():
+                self._links = reading
+                self._judge(reading)
+            case TrafficReadings():
+                self._integrate(reading)
+            case EngineReading():
+                self._observe(self._servers[source], reading)
+            case _:
+                raise TypeError(f"{source} delivered a {type(reading).__name__}")
+
+    def lose(self, source: str) -> None:
+        """Drop what a source said: an old value never passes as a live one. Counters and judgements stay."""
+        if source == "nvml":
+            self._nvml = None
+            self._infos = {}
+        elif source == "nvml_links":
+            self._links = None
+        elif source == "nvml_traffic":
+            for traffic in self._traffic.values():
+                traffic.live = False
+        elif source in self._servers:
+            server = self._servers[source]
+            server.reading, server.window, server.observations = None, ObservationWindow(), ()
+
+    def _observe(self, server: _Server, reading: EngineReading) -> None:
+        if server.reading is not None and tokens_moved(server.reading, reading):
+            server.moved_monotonic_seconds = reading.monotonic_seconds
+        server.window, server.observations, rejected = observe(server.window, reading)
+        for reason in rejected:
+            server.rejected[reason] = server.rejected.get(reason, 0) + 1
+        server.reading = reading
+
+    def _judge(self, readings: LinkReadings) -> None:
+        now = readings.monotonic_seconds
+        working_uuids = self._uuids_with_tokens(now)
+        for reading in readings.links:
+            info = self._infos.get(reading.uuid)
+            if info is None:
+                continue
+            traffic = self._traffic.get(reading.uuid)
+            rates = () if traffic is None or not traffic.live else (traffic.transmit_bytes_per_second, traffic.receive_bytes_per_second)
+            known = [rate for rate in rates if rate is not None]
+            evidence = Evidence(
+                tokens_moved=working_uuids.get(reading.uuid),
+                traffic_bytes_per_second=sum(known) if known else None,
+                power_limit_watts=info.power_limit_watts,
+                sm_clock_max_hertz=info.sm_clock_max_hertz,
+            )
+            before = self._judgements.get(reading.uuid, LinkJudgement())
+            self._judgements[reading.uuid] = advance(before, reading, self._expected(info), evidence, now, self._judge_settings)
+
+    def _uuids_with_tokens(self, now: float) -> dict[str, bool]:
+        """Per GPU that some live server is mapped to: did tokens move lately?"""
+        hold = TOKENS_HOLD_INTERVALS * self._config.sample_interval_seconds
+        moved: dict[str, bool] = {}
+        for server in self._servers.values():
+            if server.reading is None:
+                continue
+            recent = now - server.moved_monotonic_seconds <= hold
+            for gpu in self._gpus_of(server)[0]:
+                moved[gpu.uuid] = moved.get(gpu.uuid, False) or recent
+        return moved
+
+    def _integrate(self, readings: TrafficReadings) -> None:
+        now = readings.monotonic_seconds
+        for reading in readings.gpus:
+            before = self._traffic.get(reading.uuid)
+            after = _Traffic(now, reading.transmit_bytes_per_second, reading.receive_bytes_per_second)
+            if before is not None:
+                gap = now - before.sampled_monotonic_seconds
+                seconds = gap if gap <= TRAFFIC_GAP_SECONDS else 0.0
+                after.transmit_bytes_total = before.transmit_bytes_total + (reading.transmit_bytes_per_second or 0.0) * seconds
+                after.receive_bytes_total = before.receive_bytes_total + (reading.receive_bytes_per_second or 0.0) * seconds
+            self._traffic[reading.uuid] = after
+
+    # ------------------------------------------------------------------------------------------- the snapshot
+
+    def snapshot(
+        self,
+        health: Sequence[SourceHealth],
+        *,
+        event_loop_lag_seconds: float = 0.0,
+        config_loaded_timestamp_seconds: float | None = None,
+        process: tuple[ProcessSample, ...] = (),
+    ) -> Snapshot:
+        """Everything known now, judged and predicted."""
+        self._sequence += 1
+        by_name = {entry.name: entry for entry in health}
+        links = self._link_statuses()
+        nvml_health = by_name.get("nvml")
+        return Snapshot(
+            sequence=self._sequence,
+            timestamp_seconds=self._clock.wall(),
+            monotonic_seconds=self._clock.monotonic(),
+            started_timestamp_seconds=self._started,
+            demo=self._demo,
+            nvml=NvmlStatus(nvml_health is not None and nvml_health.up, self._nvml, self._stuck_seconds()),
+            links=links,
+            servers=tuple(
+                self._server_status(server, by_name[name], {link.uuid: link for link in links})
+                for name, server in self._servers.items()
+            ),
+            sources=tuple(health),
+            event_loop_lag_seconds=event_loop_lag_seconds,
+            config_loaded_timestamp_seconds=config_loaded_timestamp_seconds,
+            process=process,
+        )
+
+    def _link_statuses(self) -> tuple[LinkStatus, ...]:
+        if self._links is None or self._nvml is None:
+            return ()
+        statuses = []
+        for reading in self._links.links:
+            info, judgement = self._infos.get(reading.uuid), self._judgements.get(reading.uuid)
+            if info is None or judgement is None:
+                continue
+            expected = self._expected(info)
+            traffic = self._traffic.get(reading.uuid)
+            status = LinkStatus(
+                index=info.index,
+                uuid=info.uuid,
+                state=judgement.state,
+                generation=judgement.generation,
+                width_lanes=judgement.width_lanes,
+                generation_expected=expected.generation,
+                width_expected_lanes=expected.width_lanes,
+                working=judgement.working,
+                transitions_total=judgement.transitions_total,
+                degraded_seconds_total=judgement.degraded_seconds_total,
+                busy_seconds=judgement.busy_seconds,
+            )
+            if traffic is not None and traffic.live:
+                # A rate that the device does not have has no total either: 0 would read as "nothing moved".
+                transmit, receive = traffic.transmit_bytes_per_second, traffic.receive_bytes_per_second
+                status = replace(
+                    status,
+                    transmit_bytes_per_second=transmit,
+                    receive_bytes_per_second=receive,
+                    transmit_bytes_total=None if transmit is None else traffic.transmit_bytes_total,
+                    receive_bytes_total=None if receive is None else traffic.receive_bytes_total,
+                )
+            statuses.append(status)
+        return tuple(statuses)
+
+    def _server_status(self, server: _Server, health: SourceHealth, links: Mapping[str, LinkStatus]) -> ServerStatus:
+        reading = server.reading
+        rejected = tuple(server.rejected.items())
+        url = public_url(server.settings.url)
+        if reading is None:
+            return ServerStatus(server.settings.name, url, health, None, rejected_total=rejected)
+        gpus, assumed = self._gpus_of(server)
+        observations = {observation.dp_rank: observation for observation in server.observations}
+        ranks = []
+        for rank in reading.ranks:
+            observation = observations.get(rank.dp_rank)
+            ceiling = self._ceiling(server.settings, reading.identity, observation, _replica(gpus, rank.dp_rank), links, assumed)
+            if (
+                isinstance(ceiling, Ceiling)
+                and observation is not None
+                and observation.round_seconds is not None
+                and observation.round_seconds < ceiling.peak.seconds
+            ):
+                server.rejected["above_physical_ceiling"] = server.rejected.get("above_physical_ceiling", 0) + 1
+            ranks.append(RankStatus(rank.dp_rank, rank, observation, ceiling))
+        named = {name: None for rank in ranks if isinstance(rank.ceiling, Ceiling) for name in rank.ceiling.assumed}
+        named.update(dict.fromkeys(assumed))
+        return ServerStatus(
+            server.settings.name, url, health, reading, tuple(ranks), gpus, tuple(named), tuple(server.rejected.items())
+        )
+
+    def _ceiling(
+        self,
+        settings: ServerSettings,
+        identity: EngineIdentity | None,
+        observation: DecodeObservation | None,
+        gpus: Sequence[ServerGpu],
+        links: Mapping[str, LinkStatus],
+        assumed: tuple[str, ...],
+    ) -> Ceiling | NoCeiling:
+        shapes = None
+        if identity is not None and identity.complete:
+            shapes = self._models.lookup(ModelPlace.of(settings.model_config_path, settings.draft_model_config_path, identity))
+        placed = [
+            (info, links.get(info.uuid), self._gpu_table.find(info.name))
+            for info in (self._infos.get(gpu.uuid) for gpu in gpus)
+            if info is not None
+        ]
+        inputs = ceiling_inputs(identity, shapes, observation, placed, self._declared, assumed)
+        if isinstance(inputs, NoCeiling):
+            return inputs
+        try:
+            return predict(inputs)
+        except ValueError as error:
+            return NoCeiling("unsupported_deployment", str(error))
+
+    def _gpus_of(self, server: _Server) -> tuple[tuple[ServerGpu, ...], tuple[str, ...]]:
+        identity = server.reading.identity if server.reading is not None else None
+        return server_gpus(server.settings.gpus, identity, self._infos.values(), is_local(server.settings.url))
+
+    def _expected(self, info: GpuInfo) -> ExpectedLink:
+        declared = self._config.gpus.get(info.uuid) or self._config.gpus.get(info.pci_bus_id)
+        return expected_link(
+            info.link_generation_max_gpu,
+            info.link_generation_max_system,
+            info.link_width_max_lanes,
+            declared.expected_generation if declared is not None else None,
+            declared.expected_width if declared is not None else None,
+        )
+
+
+def _replica(gpus: Sequence[ServerGpu], dp_rank: str) -> tuple[ServerGpu, ...]:
+    """The GPUs of one DP rank: its own with plain data parallelism, all of them where ranks share (DP attention)."""
+    own = tuple(gpu for gpu in gpus if gpu.dp_rank == dp_rank)
+    shared = len({gpu.dp_rank for gpu in gpus}) == 1
+    return own or (tuple(gpus) if shared else ())
+
+
+def public_url(url: str) -> str:
+    """Scheme, host, port and path: nothing that could be a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+
+
+def is_local(url: str) -> bool:
+    """Does this URL name this host by a loopback address?"""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
