@@ -52,8 +52,8 @@ _SENTENCES = {
         "/dev/nvidia*"
     ),
     DRIVER_NOT_LOADED: (
-        "the NVIDIA kernel driver is not loaded (NVML error 9): run `modprobe nvidia` or `nvidia-smi` as root, and look in dmesg "
-        "if that fails; a container also needs /dev/nvidiactl and /dev/nvidia*"
+        "the NVIDIA kernel driver is not loaded (NVML error 9): run `modprobe nvidia` or `nvidia-smi` as root, and look in "
+        "dmesg if that fails; a container also needs /dev/nvidiactl and /dev/nvidia*"
     ),
     LIBRARY_NOT_FOUND: (
         "libnvidia-ml.so.1 was not found: install the NVIDIA driver, run a container with the NVIDIA runtime and "
@@ -65,9 +65,9 @@ _SENTENCES = {
         "the GPU must be reset before it can be used (NVML error 16): stop what uses it and run `nvidia-smi -r`, or reboot"
     ),
     UNKNOWN: (
-        "NVML answers Unknown Error (999), so access to the GPU devices is lost, in a container mostly because its cgroup rules "
-        "were rewritten (`systemctl daemon-reload` does that): restart the container, with each /dev/nvidia* passed as a device "
-        "so that it does not happen again"
+        "NVML answers Unknown Error (999), so access to the GPU devices is lost, in a container mostly because its cgroup "
+        "rules were rewritten (`systemctl daemon-reload` does that): restart the container, with each /dev/nvidia* passed as a "
+        "device so that it does not happen again"
     ),
 }
 
