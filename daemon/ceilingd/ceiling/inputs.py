@@ -30,6 +30,15 @@ class Deployment:
     """`None`: what the model's own config says."""
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
 
+    @property
+    def attention_parallel(self) -> int:
+        """Ranks that share one request's attention: all of them, or with DP attention those of one DP rank."""
+        return self.tensor_parallel // self.data_parallel if self.dp_attention else self.tensor_parallel
+
+    @property
+    def kv_element_bytes(self) -> int:
+        return 1 if self.kv_cache_dtype == "fp8" else 2
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
@@ -40,6 +49,25 @@ class Speculation:
     draft_tokens: int = 1
     draft_shape: ModelShape | None = None
     """Only for a separate draft model (eagle, eagle3, standalone)."""
+
+    @property
+    def active(self) -> bool:
+        return self.algorithm != "none"
+
+    @property
+    def tokens_per_request(self) -> int:
+        """Tokens of one request in one pass of the target model: D of the specification, 1 without speculation."""
+        return self.draft_tokens if self.active else 1
+
+    @property
+    def most_accepted_tokens(self) -> int:
+        """Most tokens a request can gain in one round, the bonus token included: `min(D, steps + 1)`. An n-gram draft
+        whose depth is not stated (0 steps) can have all D accepted."""
+        if not self.active:
+            return 1
+        if self.algorithm == "ngram" and self.draft_steps == 0:
+            return self.draft_tokens
+        return min(self.draft_tokens, self.draft_steps + 1)
 
 
 @dataclass(frozen=True, slots=True)

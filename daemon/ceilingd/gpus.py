@@ -1,0 +1,101 @@
+"""Peak figures of GPUs by name, from the packaged table `data/gpus.toml`: for what a device does not report about itself,
+and for devices that are not there."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class GpuSpec(BaseModel):
+    """One GPU's peak figures."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1)
+    aliases: tuple[str, ...]
+    """Names that NVML returns and that people use; `find_gpu` adds the vendor's prefixes."""
+    memory: str
+    memory_bytes: Positive
+    memory_bandwidth_bytes_per_second: Positive
+    memory_bus_width_bits: int | None = Field(default=None, gt=0)
+    memory_clock_hertz: Positive | None = None
+    """As NVML reports it; `None` where it reports none (unified memory)."""
+    matrix_flops_per_second: Mapping[Literal["bf16", "fp8", "fp4"], Positive]
+    """Dense tensor rates; `bf16` holds the fp16 rate where the GPU has no bf16. A format it lacks is absent."""
+    pcie_generation: int | None = Field(default=None, ge=1, le=6)
+    pcie_width_lanes: int | None = Field(default=None, ge=1, le=16)
+    """`None` for a GPU that is not on PCIe."""
+    nvlink: Literal["built_in", "bridge"] | None = None
+    nvlink_bandwidth_bytes_per_second: Positive | None = None
+    """One way, all links together."""
+    source: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _pairs(self) -> GpuSpec:
+        if (self.nvlink is None) != (self.nvlink_bandwidth_bytes_per_second is None):
+            raise ValueError("nvlink and nvlink_bandwidth_bytes_per_second belong together")
+        if (self.pcie_generation is None) != (self.pcie_width_lanes is None):
+            raise ValueError("pcie_generation and pcie_width_lanes belong together")
+        return self
+
+
+_TABLES = TypeAdapter(tuple[GpuSpec, ...])
+
+
+def parse_gpus(text: str) -> dict[str, GpuSpec]:
+    """The table by normalized name and alias. Raises `ValueError` for a malformed table or a name that two GPUs share."""
+    try:
+        specs = _TABLES.validate_python(tomllib.loads(text).get("gpu", ()))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"GPU table: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"GPU table: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    by_name: dict[str, GpuSpec] = {}
+    for spec in specs:
+        for name in (spec.name, *spec.aliases):
+            if by_name.setdefault(_normalized(name), spec) is not spec:
+                raise ValueError(f"GPU table: {name} names two GPUs")
+    return by_name
+
+
+@cache
+def _table() -> dict[str, GpuSpec]:
+    return parse_gpus(files("ceilingd").joinpath("data/gpus.toml").read_text(encoding="utf-8"))
+
+
+def find_gpu(name: str) -> GpuSpec | None:
+    """The figures of the GPU called `name`, as NVML spells it or as people do; `None` where the table has none.
+
+    Only whole names match: an "RTX 4090 D" is not an "RTX 4090", and a bare "H100" could be three different boards."""
+    return _table().get(_normalized(name))
+
+
+def similar_gpus(name: str, most: int = 5) -> tuple[str, ...]:
+    """Names in the table that `name` may have meant, closest first; empty when nothing is close."""
+    table = _table()
+    wanted = _normalized(name)
+    contained = [key for key in table if wanted and wanted in key]
+    close = difflib.get_close_matches(wanted, table, n=2 * most, cutoff=0.6)
+    return tuple(dict.fromkeys(table[key].name for key in (*contained, *close)))[:most]
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Every GPU in the table, in its order."""
+    return tuple(dict.fromkeys(spec.name for spec in _table().values()))
+
+
+def _normalized(name: str) -> str:
+    """Lower case, letters and digits only, without vendor and product line: "NVIDIA GeForce RTX 4090" is "rtx4090"."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))
