@@ -138,11 +138,22 @@ def _grew(before: EngineRank, after: EngineRank, source: DecodeSource) -> bool:
     """Do these two readings prove that the rank decoded between them?"""
     match source:
         case "decode_moments":
-            return after.moments is not None and _growth(before.moments and before.moments.steps, after.moments.steps) > 0
+            steps = None if before.moments is None else before.moments.steps
+            return after.moments is not None and _growth(steps, after.moments.steps) > 0
         case "counters":
             return _growth(before.decode_tokens_total, after.decode_tokens_total) > 0
         case "gauges":
             return _reported(before, after)
+
+
+def _was_decoding(before: EngineRank, after: EngineRank, source: DecodeSource) -> bool:
+    """Of two readings with growth between them: was the rank decoding at the first one already?"""
+    if not before.running_requests or source == "gauges":
+        return False
+    if source == "decode_moments":
+        return before.moments is not None  # written on idle too: this running count is true
+    # A counter's running gauge may be a stale one of an idle engine. But without a prefill nothing starts to decode.
+    return before.prefill_tokens_total is not None and before.prefill_tokens_total == after.prefill_tokens_total
 
 
 def _reported(before: EngineRank, after: EngineRank) -> bool:
@@ -180,8 +191,10 @@ def _advance(before: RankWindow | None, point: Point, reading: EngineReading, se
     if point.rank.running_requests == 0 and not (grew and source == "counters"):
         return RankWindow((point,))
     if before.grown_seconds is None:
-        # Where in the interval before it the first growth began is not known: the window begins behind it.
-        return RankWindow((point,), point.seconds if grew else None)
+        if not grew:
+            return RankWindow((point,))
+        # Where in an interval decoding began is not known, so the window begins behind it, unless it went on all the time.
+        return RankWindow((last, point) if _was_decoding(last.rank, point.rank, source) else (point,), point.seconds)
     if not grew and point.seconds - before.grown_seconds > _quiet_limit(before.points[-1].rank, reading, settings):
         return RankWindow((point,))
     points = before.points
@@ -339,13 +352,11 @@ def _from_counters(
     if limit > 1:
         accept_length, reason = _accept_length_from_counters(spans, limit, settings)
         reasons += [reason] if reason is not None else []
-    measured = pure if round_seconds is not None else spans
-    tokens_per_step = sum(span.tokens for span in measured) / max(sum(span.steps for span in measured), 1.0)
-    running = [point.rank.running_requests for point in points if point.rank.running_requests]
-    batch = tokens_per_step / accept_length if accept_length is not None else fmean(running or (1.0,))
-    prefilled = any(span.prefilled for span in spans)
-    busy = last.rank.prefill_busy_seconds_total
-    share = None if busy is None else min(_growth(first.rank.prefill_busy_seconds_total, busy) / seconds, 1.0)
+    if accept_length is not None and steps > 0:
+        measured = pure if round_seconds is not None else spans
+        batch = sum(span.tokens for span in measured) / sum(span.steps for span in measured) / accept_length
+    else:
+        batch = fmean([point.rank.running_requests for point in points if point.rank.running_requests] or (1.0,))
     observation = DecodeObservation(
         dp_rank=last.rank.dp_rank,
         decode_source="counters",
@@ -356,9 +367,18 @@ def _from_counters(
         accept_length=accept_length,
         tokens_per_second=tokens / seconds,
         round_seconds=round_seconds,
-        prefill_share_ratio=share if prefilled else 0.0,
+        prefill_share_ratio=_prefill_share(first.rank, last.rank, seconds),
     )
     return observation, reasons
+
+
+def _prefill_share(first: EngineRank, last: EngineRank, seconds: float) -> float | None:
+    """Share of the time in prefill: 0 where no prompt was processed, measured where the engine's device timer is on."""
+    if last.prefill_tokens_total is not None and first.prefill_tokens_total == last.prefill_tokens_total:
+        return 0.0
+    if last.prefill_busy_seconds_total is None:
+        return None
+    return min(_growth(first.prefill_busy_seconds_total, last.prefill_busy_seconds_total) / seconds, 1.0)
 
 
 class _Span:
