@@ -112,7 +112,7 @@ def started_anew(window: ObservationWindow, reading: EngineReading) -> bool:
     if window.start_time is not None and reading.start_time is not None and window.start_time != reading.start_time:
         return True
     newest = {rank_window.points[-1].rank.dp_rank: rank_window.points[-1].rank for rank_window in window.ranks}
-    return any(_fell(newest[rank.dp_rank], rank) for rank in reading.ranks if rank.dp_rank in newest)
+    return any(sums_fell(newest[rank.dp_rank], rank) for rank in reading.ranks if rank.dp_rank in newest)
 
 
 def tokens_moved(before: EngineReading, after: EngineReading) -> bool:
@@ -164,7 +164,7 @@ def _reported(before: EngineRank, after: EngineRank) -> bool:
     )
 
 
-def _fell(before: EngineRank, after: EngineRank) -> bool:
+def sums_fell(before: EngineRank, after: EngineRank) -> bool:
     """Is any sum smaller than it was?"""
     sums = ("decode_steps_total", "decode_tokens_total", "finished_tokens_total", "prefill_tokens_total")
     if any(_growth(getattr(before, name), getattr(after, name)) < 0 for name in sums):
