@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ class GpuSpec(BaseModel):
 
     name: str = Field(min_length=1)
     aliases: tuple[str, ...]
-    """Names that NVML returns and that people use; `find_gpu` adds the vendor's prefixes."""
+    """Names that NVML returns and that people use; `GpuTable.find` adds the vendor's prefixes."""
     memory: str
     memory_bytes: Positive
     memory_bandwidth_bytes_per_second: Positive
@@ -36,14 +36,14 @@ class GpuSpec(BaseModel):
     pcie_width_lanes: int | None = Field(default=None, ge=1, le=16)
     """`None` for a GPU that is not on PCIe."""
     nvlink: Literal["built_in", "bridge"] | None = None
-    nvlink_bandwidth_bytes_per_second: Positive | None = None
+    nvlink_bytes_per_second: Positive | None = None
     """One way, all links together."""
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
     def _pairs(self) -> GpuSpec:
-        if (self.nvlink is None) != (self.nvlink_bandwidth_bytes_per_second is None):
-            raise ValueError("nvlink and nvlink_bandwidth_bytes_per_second belong together")
+        if (self.nvlink is None) != (self.nvlink_bytes_per_second is None):
+            raise ValueError("nvlink and nvlink_bytes_per_second belong together")
         if (self.pcie_generation is None) != (self.pcie_width_lanes is None):
             raise ValueError("pcie_generation and pcie_width_lanes belong together")
         return self
@@ -52,47 +52,50 @@ class GpuSpec(BaseModel):
 _TABLES = TypeAdapter(tuple[GpuSpec, ...])
 
 
-def parse_gpus(text: str) -> dict[str, GpuSpec]:
-    """The table by normalized name and alias. Raises `ValueError` for a malformed table or a name that two GPUs share."""
+class GpuTable:
+    """GPUs by name and alias, spelled with or without vendor, in any case, with spaces or dashes."""
+
+    def __init__(self, specs: Iterable[GpuSpec]) -> None:
+        """Raises `ValueError` for a name that two GPUs share."""
+        self._by_name: dict[str, GpuSpec] = {}
+        for spec in specs:
+            for name in (spec.name, *spec.aliases):
+                if self._by_name.setdefault(_normalized(name), spec) is not spec:
+                    raise ValueError(f"GPU table: {name} names two GPUs")
+
+    def __iter__(self) -> Iterator[GpuSpec]:
+        """Every GPU once, in the order of the table."""
+        return iter({spec.name: spec for spec in self._by_name.values()}.values())
+
+    def find(self, name: str) -> GpuSpec | None:
+        """The GPU called `name`, as NVML spells it or as people do; `None` where the table has none.
+
+        Only whole names match: an "RTX 4090 D" is not an "RTX 4090", and a bare "H100" could be three different boards."""
+        return self._by_name.get(_normalized(name))
+
+    def similar(self, name: str, most: int = 5) -> tuple[str, ...]:
+        """Names that `name` may have meant, best first; empty when nothing is near."""
+        wanted = _normalized(name)
+        containing = [key for key in self._by_name if wanted and wanted in key]
+        near = difflib.get_close_matches(wanted, self._by_name, n=2 * most, cutoff=0.6)
+        return tuple(dict.fromkeys(self._by_name[key].name for key in (*containing, *near)))[:most]
+
+
+def parse_gpus(text: str) -> GpuTable:
+    """The table in this TOML. Raises `ValueError` naming the entry and field that are wrong."""
     try:
-        specs = _TABLES.validate_python(tomllib.loads(text).get("gpu", ()))
+        return GpuTable(_TABLES.validate_python(tomllib.loads(text).get("gpu", ())))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"GPU table: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"GPU table: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    by_name: dict[str, GpuSpec] = {}
-    for spec in specs:
-        for name in (spec.name, *spec.aliases):
-            if by_name.setdefault(_normalized(name), spec) is not spec:
-                raise ValueError(f"GPU table: {name} names two GPUs")
-    return by_name
 
 
 @cache
-def _table() -> dict[str, GpuSpec]:
+def load_gpus() -> GpuTable:
+    """The packaged table."""
     return parse_gpus(files("ceilingd").joinpath("data/gpus.toml").read_text(encoding="utf-8"))
-
-
-def find_gpu(name: str) -> GpuSpec | None:
-    """The figures of the GPU called `name`, as NVML spells it or as people do; `None` where the table has none.
-
-    Only whole names match: an "RTX 4090 D" is not an "RTX 4090", and a bare "H100" could be three different boards."""
-    return _table().get(_normalized(name))
-
-
-def similar_gpus(name: str, most: int = 5) -> tuple[str, ...]:
-    """Names in the table that `name` may have meant, closest first; empty when nothing is close."""
-    table = _table()
-    wanted = _normalized(name)
-    contained = [key for key in table if wanted and wanted in key]
-    close = difflib.get_close_matches(wanted, table, n=2 * most, cutoff=0.6)
-    return tuple(dict.fromkeys(table[key].name for key in (*contained, *close)))[:most]
-
-
-def gpu_names() -> tuple[str, ...]:
-    """Every GPU in the table, in its order."""
-    return tuple(dict.fromkeys(spec.name for spec in _table().values()))
 
 
 def _normalized(name: str) -> str:

@@ -37,9 +37,7 @@ class Communication:
         return Communication(self.count + other.count, self.bytes + other.bytes)
 
 
-def allreduces(
-    layer_count: int, hidden: int, tokens: float, ranks: int, algorithm: AllreduceAlgorithm
-) -> Communication:
+def allreduces(layer_count: int, hidden: int, tokens: float, ranks: int, algorithm: AllreduceAlgorithm) -> Communication:
     """All-reduces of one forward pass: two per layer and one for the embedding, each of `tokens x hidden` bf16 numbers.
 
     64 layers, 5120 wide, 4 tokens, 2 ranks: 129 operations of 40,960 bytes; a ring sends 2(n-1)/n = 1 time that."""

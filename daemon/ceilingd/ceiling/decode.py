@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ceilingd.ceiling.collectives import Communication, allreduces, link_seconds, logits_gather
+from ceilingd.ceiling.defaults import default_efficiency
 from ceilingd.ceiling.draft import draft_model, draft_term, target_format
 from ceilingd.ceiling.memory import attention_flops, kv_cache_bytes, linear_state_bytes, states_per_round, streamed_weights
 from ceilingd.ceiling.roofline import Flops, Term, compute_seconds
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from ceilingd.ceiling.inputs import CeilingInputs, Override
     from ceilingd.ceiling.shape import ModelShape
+
+__all__ = ["COMPONENTS", "default_efficiency", "predict"]
 
 COMPONENTS = ("weights", "experts", "kv_cache", "linear_state", "allreduce", "logits_gather", "draft", "fixed")
 """Every name a component can have, in the order in which a round lists them."""
@@ -172,9 +175,7 @@ def _modelled(inputs: CeilingInputs, draft: ModelShape | None) -> dict[str, Term
         (("bf16", attention_flops(shape, attention_parallel, load.batch, load.context_tokens_per_request, per_request)),)
     )
     terms = [
-        Term(
-            "weights", "memory", memory_bytes=weights.bytes, flops=work.total, compute_seconds=compute_seconds(work, peaks)
-        ),
+        Term("weights", "memory", memory_bytes=weights.bytes, flops=work.total, compute_seconds=compute_seconds(work, peaks)),
         Term(
             "kv_cache",
             "memory",

@@ -22,13 +22,15 @@ _BY_GPU_AND_FORMAT = {
 }
 
 
-def default_efficiency(gpu_name: str | None, quantization: Quantization) -> float:
+def default_efficiency(gpu_name: str | None, quantization: Quantization | None) -> float:
     """Share of the peak memory bandwidth, 0 to 1, by GPU family and weight format; .80 where neither is listed.
 
     `gpu_name` as NVML or the GPU table spells it ("NVIDIA H100 80GB HBM3" is H100; "NVIDIA GH200 480GB" is not H200), or
-    `None`. Whoever uses it marks `bandwidth_efficiency` as assumed."""
+    `None`; `quantization` `None` for 16-bit weights. Whoever uses it marks `bandwidth_efficiency` as assumed."""
     families = re.findall(r"[A-Z0-9]+", (gpu_name or "").upper())
-    weight_format = "fp8" if quantization.startswith("fp8") else quantization
+    weight_format: str = quantization or "bf16"
+    if weight_format.startswith("fp8"):
+        weight_format = "fp8"
     for family in families:
         if (family, weight_format) in _BY_GPU_AND_FORMAT:
             return _BY_GPU_AND_FORMAT[family, weight_format]

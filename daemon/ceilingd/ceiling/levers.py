@@ -37,9 +37,7 @@ def _changes(inputs: CeilingInputs, nvlink_bandwidth: float | None) -> Iterator[
         plain = None if load.accept_length is None else 1.0
         yield (
             "no_speculation",
-            replace(
-                inputs, speculation=Speculation(), load=replace(load, accept_length=plain), overrides=without_draft
-            ),
+            replace(inputs, speculation=Speculation(), load=replace(load, accept_length=plain), overrides=without_draft),
         )
     if target_format(inputs.shape, deployment).quantization == "bf16" and "weights" not in inputs.overrides:
         yield "fp8_weights", replace(inputs, deployment=replace(deployment, quantization="fp8_block"))

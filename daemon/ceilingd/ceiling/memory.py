@@ -29,9 +29,7 @@ class Weights:
 
 
 @lru_cache(maxsize=256)
-def streamed_weights(
-    shape: ModelShape, weight_format: WeightFormat, tensor_parallel: int, attention_parallel: int
-) -> Weights:
+def streamed_weights(shape: ModelShape, weight_format: WeightFormat, tensor_parallel: int, attention_parallel: int) -> Weights:
     """Weights of one pass of `shape`, the entry of a draft apart.
 
     Qwen3.6-27B in bf16 over 2 ranks: 25.625e9 bytes. Raises `ValueError` when a tensor does not divide over the ranks.
@@ -57,7 +55,12 @@ def sum_weights(
 
 
 def kv_cache_bytes(
-    shape: ModelShape, attention_parallel: int, element_bytes: int, batch: float, context_tokens: float, tokens_per_request: float
+    shape: ModelShape,
+    attention_parallel: int,
+    element_bytes: int,
+    batch: float,
+    context_tokens: float,
+    tokens_per_request: float,
 ) -> float:
     """KV cache read and written in one pass: per request `min(context, window) + D` tokens read, D written.
 

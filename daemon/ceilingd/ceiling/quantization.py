@@ -75,3 +75,7 @@ class WeightFormat:
     def arithmetic(self) -> str:
         """The number format of the multiplication: a key of `Hardware.matrix_flops_per_second`."""
         return _ARITHMETIC[self.quantization]
+
+
+BF16 = WeightFormat()
+"""Plain 16-bit weights."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ceilingd.records import Component
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+Bound: TypeAlias = Literal["memory", "compute", "link", "latency", "fixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +54,25 @@ class Term:
     link_seconds: float = 0.0
     latency_seconds: float = 0.0
     given_seconds: float | None = None
-    """An explicit time, which replaces the model's."""
+    """An explicit time, which replaces the model's and depends on no hardware."""
 
     def at(self, memory_bandwidth_bytes_per_second: float) -> Component:
         """The component at this memory bandwidth: `max(bytes / bandwidth, compute) + link + latency`.
 
         25.625e9 bytes at 768e9 bytes/s, 0.69 ms of compute: 33.37 ms, bound by memory."""
         memory_seconds = self.memory_bytes / memory_bandwidth_bytes_per_second
-        if self.given_seconds is not None:
-            seconds, bound = self.given_seconds, "fixed"
-        else:
-            seconds = max(memory_seconds, self.compute_seconds) + self.link_seconds + self.latency_seconds
-            bound = self._bound(memory_seconds)
+        seconds = max(memory_seconds, self.compute_seconds) + self.link_seconds + self.latency_seconds
         return Component(
             name=self.name,
             bytes_per_gpu=self.link_bytes if self.kind == "link" else self.memory_bytes,
             flops_per_gpu=self.flops,
             count=self.count,
-            seconds=seconds,
-            bound=bound,
+            seconds=seconds if self.given_seconds is None else self.given_seconds,
+            bound=self._bound(memory_seconds),
         )
 
-    def _bound(self, memory_seconds: float) -> Literal["memory", "compute", "link", "latency", "fixed"]:
-        if self.kind == "fixed":
+    def _bound(self, memory_seconds: float) -> Bound:
+        if self.kind == "fixed" or self.given_seconds is not None:
             return "fixed"
         if self.kind == "memory" and max(memory_seconds, self.compute_seconds) >= self.link_seconds + self.latency_seconds:
             return "memory" if memory_seconds >= self.compute_seconds else "compute"

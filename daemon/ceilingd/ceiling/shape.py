@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ceilingd.ceiling.quantization import WeightFormat
+from ceilingd.ceiling.quantization import BF16, WeightFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ceilingd.ceiling.inputs import Quantization
 
 VOCABULARY_PADDING = 64
 """SGLang pads the vocabulary to a multiple of this before sharding (`DEFAULT_VOCAB_PADDING_SIZE`)."""
@@ -238,7 +240,7 @@ class GatedMlp:
 
     def tensors(self) -> tuple[Tensor, ...]:
         share = Share("tensor", self.intermediate)
-        tensors = (
+        tensors: tuple[Tensor, ...] = (
             Tensor("gate_proj", self.intermediate, self.hidden, share, "matrix"),
             Tensor("up_proj", self.intermediate, self.hidden, share, "matrix"),
             Tensor("down_proj", self.hidden, self.intermediate, share, "matrix"),
@@ -284,7 +286,7 @@ class ModelShape:
     """What joins a target's hidden state to the token embedding at the entry of a draft (`fc` and its norms)."""
     other: tuple[Tensor, ...] = ()
     """What belongs to no layer: the final norm."""
-    weight_format: WeightFormat = WeightFormat()
+    weight_format: WeightFormat = BF16
     mtp: ModelShape | None = None
     """The multi-token-prediction layers of the checkpoint."""
     vision_parameters: int = 0
@@ -293,6 +295,16 @@ class ModelShape:
     @property
     def layer_count(self) -> int:
         return sum(group.count for group in self.layers)
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """The checkpoint's own format; `None` where it holds plain 16-bit weights."""
+        return None if self.weight_format.quantization == "bf16" else self.weight_format.quantization
+
+    @property
+    def draft_layers(self) -> int:
+        """Multi-token-prediction layers in the checkpoint."""
+        return 0 if self.mtp is None else self.mtp.layer_count
 
     @property
     def parameters_only(self) -> bool:

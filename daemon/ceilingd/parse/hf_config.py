@@ -28,11 +28,11 @@ from ceilingd.ceiling.shape import (
 Config = Mapping[str, Any]
 
 
-class UnknownArchitecture(ValueError):
+class UnknownArchitecture(ValueError):  # noqa: N818 -- named for what the config is, as the label it becomes
     """The config is of a model family whose tensors this version does not know."""
 
 
-class UnknownQuantization(ValueError):
+class UnknownQuantization(ValueError):  # noqa: N818
     """The config describes a weight format, or a mix of formats, whose bytes this version cannot count."""
 
 
@@ -85,7 +85,9 @@ def _mistral(config: Config) -> ModelShape:
 
 
 def _qwen2(config: Config) -> ModelShape:
-    return _dense(config, [(count, _attention(config, qkv_bias=True, window_tokens=window)) for count, window in _windows(config)])
+    return _dense(
+        config, [(count, _attention(config, qkv_bias=True, window_tokens=window)) for count, window in _windows(config)]
+    )
 
 
 def _qwen3(config: Config) -> ModelShape:
@@ -326,10 +328,10 @@ _ALWAYS_KEPT = re.compile(
 
 
 def _weight_format(config: Config) -> WeightFormat:
-    """How the matrices are stored. bf16 without a quantization config; float16 and float32 checkpoints are served in 16 bits."""
+    """How the matrices are stored; 16 bits without a quantization config (float32 checkpoints are served in 16 bits)."""
     modelopt = config.get("hf_quant_config")
     if modelopt is not None:
-        return _modelopt(_object(_object(modelopt, "hf_quant_config").get("quantization"), "hf_quant_config.quantization"))
+        return _modelopt(_object(modelopt, "hf_quant_config"))
     quantization = config.get("quantization_config")
     if quantization is None:
         return WeightFormat()
@@ -338,7 +340,9 @@ def _weight_format(config: Config) -> WeightFormat:
     parse = _METHODS.get(method) if isinstance(method, str) else None
     if parse is None:
         known = ", ".join(_METHODS)
-        raise UnknownQuantization(f"quantization_config.quant_method: {method!r} is not known to this version, which knows {known}")
+        raise UnknownQuantization(
+            f"quantization_config.quant_method: {method!r} is not known to this version, which knows {known}"
+        )
     return parse(quantization)
 
 
@@ -348,7 +352,9 @@ def _fp8(quantization: Config) -> WeightFormat:
     if block is None:
         return WeightFormat("fp8_tensor")
     if block != [128, 128]:
-        raise UnknownQuantization(f"quantization_config.weight_block_size: only [128, 128] is known to this version, not {block}")
+        raise UnknownQuantization(
+            f"quantization_config.weight_block_size: only [128, 128] is known to this version, not {block}"
+        )
     return WeightFormat("fp8_block")
 
 
@@ -376,6 +382,9 @@ def _four_bit_group(quantization: Config) -> int:
 
 
 def _modelopt(quantization: Config) -> WeightFormat:
+    """ModelOpt's settings, flat as in a `quantization_config` or nested as in its own `hf_quant_config.json`."""
+    if quantization.get("quantization") is not None:
+        quantization = _object(quantization["quantization"], "hf_quant_config.quantization")
     _check_ignored(quantization.get("exclude_modules", quantization.get("ignore")))
     algorithm = quantization.get("quant_algo")
     if algorithm == "FP8":
@@ -392,7 +401,9 @@ def _compressed_tensors(quantization: Config) -> WeightFormat:
         raise UnknownQuantization("quantization_config.config_groups: mixed formats are not known to this version")
     group = _object(next(iter(groups.values())), "quantization_config.config_groups")
     if group.get("targets") != ["Linear"]:
-        raise UnknownQuantization("quantization_config.config_groups: only a group that targets Linear is known to this version")
+        raise UnknownQuantization(
+            "quantization_config.config_groups: only a group that targets Linear is known to this version"
+        )
     weights = _object(group.get("weights"), "quantization_config.config_groups.weights")
     kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
     # lm_head is a Linear too: only the ignore list keeps it out.
