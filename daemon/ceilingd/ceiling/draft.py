@@ -48,9 +48,9 @@ def draft_term(inputs: CeilingInputs, draft: ModelShape | None) -> Term:
     Qwen3.6-27B's MTP layer over 2 ranks, 3 steps: 3 x (layer 372,291,072 + fc 104,857,600 + head 1,271,398,400) bytes =
     5.2456e9, 6.83 ms at 768e9 bytes/s."""
     speculation, deployment = inputs.speculation, inputs.deployment
-    if draft is None:
-        return Term("draft", "memory", count=0)
     steps = speculation.draft_steps
+    if draft is None:
+        return Term("draft", "memory", count=0 if speculation.algorithm == "ngram" else steps)
     weights = draft_weights(inputs.shape, speculation, deployment, draft)
     batch, context_tokens = inputs.load.batch, inputs.load.context_tokens_per_request
     attention_parallel = deployment.attention_parallel

@@ -104,6 +104,10 @@ class Override:
     count: float | None = None
 
 
+DEFAULT_FIXED_SECONDS = 0.0005
+"""Scheduling, sampling and launch gaps of one round until they are learned (founding case: about 0.5 ms)."""
+
+
 @dataclass(frozen=True, slots=True)
 class CeilingInputs:
     """The whole input of one prediction."""
@@ -113,7 +117,7 @@ class CeilingInputs:
     load: Load
     deployment: Deployment = Deployment()
     speculation: Speculation = Speculation()
-    fixed_seconds: float = 0.0005
+    fixed_seconds: float = DEFAULT_FIXED_SECONDS
     overrides: Mapping[str, Override] = field(default_factory=dict)
     """By component name."""
     assumed: tuple[str, ...] = ()
