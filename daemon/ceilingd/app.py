@@ -98,10 +98,18 @@ class App:
         from ceilingd.sources.nvml import Nvml
         from ceilingd.sources.sglang import SglangServer
 
-        nvml = Nvml(self._config, self._clock)
-        self._stuck_seconds = nvml.stuck_seconds
-        servers = [SglangServer(server_source_name(server), server, self._config, self._clock) for server in self._config.servers]
-        return [*nvml.sources, *servers]
+        config, clock = self._config, self._clock
+        nvml = Nvml(
+            clock,
+            library=config.nvml_library,
+            sample_interval_seconds=config.sample_interval_seconds,
+            link_sample_interval_seconds=config.link_sample_interval_seconds,
+            call_timeout_seconds=config.nvml_call_timeout_seconds,
+            procfs_root=config.procfs_root,
+        )
+        self._stuck_seconds = lambda: nvml.stuck_seconds(clock.monotonic())
+        servers = [SglangServer(server_source_name(server), server, config, clock) for server in config.servers]
+        return [nvml.gpus, nvml.links, nvml.traffic, *servers]
 
     def _settled_monotonic_seconds(self) -> float:
         """When the links of this machine count as trained: some time after boot."""

@@ -153,7 +153,7 @@ _ENGINE_QUANTIZATION: dict[str, Quantization] = {
 
 def quantization_of(identity: EngineIdentity, shape: ModelShape) -> Quantization | None | NoCeiling:
     """The checkpoint's own format wins (`None` leaves it to the shape); else what the engine quantizes to on loading."""
-    if shape.quantization is not None or identity.quantization is None:
+    if shape.weight_format.quantization != "bf16" or identity.quantization is None:
         return None
     known = _ENGINE_QUANTIZATION.get(identity.quantization.lower())
     if known is None:
@@ -175,7 +175,7 @@ def speculation_of(identity: EngineIdentity, shape: ModelShape, draft_shape: Mod
     own_draft = identity.speculative_draft_model_path in (None, identity.model_path)
     names: dict[str, SpeculativeAlgorithm] = {"EAGLE3": "eagle3", "STANDALONE": "standalone", "NGRAM": "ngram"}
     if algorithm in ("EAGLE", "NEXTN"):
-        name: SpeculativeAlgorithm = "mtp" if own_draft and shape.draft_layers else "eagle"
+        name: SpeculativeAlgorithm = "mtp" if own_draft and shape.mtp is not None else "eagle"
     elif algorithm in names:
         name = names[algorithm]
     else:

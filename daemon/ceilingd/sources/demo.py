@@ -3,7 +3,7 @@
 Qwen3.6-27B in BF16 on two RTX A6000 (TP 2, PCIe Gen4 x16, no NVLink), MTP with 3 steps. What was measured there: a round of
 55.4 ms, whatever the accept length (3.08, 3.33, 3.77 and 3.98 gave 55, 60, 68 and 72 tokens/s), Gen1 when idle, Gen4 under load.
 Invented for the show: the timeline, the noise, and the 7 ms that a link stuck at Gen1 adds to a round (the model says at least
-2 ms; pairs without NVLink lose 10 to 25 %).
+1.6 ms; pairs without NVLink are known to lose 10 to 25 %).
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class DemoServer(_DemoSource):
         deployment = self._deployment
         body = json.dumps(self._loads()).encode()
         now = deployment.clock.monotonic()
-        ranks = parse_loads(json.loads(body))
+        ranks = parse_loads(body).ranks
         return EngineReading(now, "decode_moments", _IDENTITY, ranks, len(body), 0.0)
 
     def _loads(self) -> dict[str, Any]:
