@@ -68,7 +68,7 @@ _METRICS = (
     _Metric("weight_memory_bytes", "weight_memory_usage_gb", scale=GIBIBYTE),  # 0.5.17
     _Metric("kv_cache_memory_bytes", "kv_cache_memory_usage_gb", scale=GIBIBYTE),  # 0.5.17
 )
-_WANTED = {f"sglang{separator}{metric.name}": metric.name for metric in _METRICS for separator in ":_"}
+WANTED_NAMES = {f"sglang{separator}{metric.name}": metric.name for metric in _METRICS for separator in ":_"}
 """The colon turns into an underscore in OpenMetrics, in Prometheus 3 and behind some routers."""
 
 
@@ -83,7 +83,7 @@ class EngineMetrics(NamedTuple):
 
 def parse_metrics(body: bytes) -> EngineMetrics:
     """Raises `NotAnExpositionError` for something that is no metrics at all, `ValueError` for more ranks than can be."""
-    exposition = parse_exposition(body, _WANTED)
+    exposition = parse_exposition(body, WANTED_NAMES)
     by_name: dict[str, list[Sample]] = {}
     for sample in exposition.samples:
         if math.isfinite(sample.value) and sample.value >= 0 and not sample.labels.get("priority"):
@@ -196,10 +196,10 @@ def _loads_rank(load: dict[str, Any], now: float | None) -> EngineRank:
         moments=_moments(load.get("decode_moments")),
         accept_length=_number(speculative.get("accept_length")),
         tokens_per_second=_number(load.get("gen_throughput")),
-        prefill_busy_seconds_total=_scaled(load.get("total_prefill_busy_us"), 1e-6),
+        prefill_busy_seconds_total=_seconds(load.get("total_prefill_busy_us")),
         prefill_tokens_total=_number(load.get("total_prefill_uncached_tokens")),
-        weight_memory_bytes=_scaled(memory.get("weight_gb"), GIBIBYTE),
-        kv_cache_memory_bytes=_scaled(memory.get("kv_cache_gb"), GIBIBYTE),
+        weight_memory_bytes=_bytes(memory.get("weight_gb")),
+        kv_cache_memory_bytes=_bytes(memory.get("kv_cache_gb")),
         snapshot_timestamp=written,
     )
 
@@ -215,7 +215,7 @@ def _moments(value: object) -> DecodeMoments | None:
         or batch_squared is None or batch_microseconds is None or tokens is None
     ):  # fmt: skip
         return None
-    return DecodeMoments(steps, batch, microseconds * 1e-6, batch_squared, batch_microseconds * 1e-6, tokens)
+    return DecodeMoments(steps, batch, microseconds / 1e6, batch_squared, batch_microseconds / 1e6, tokens)
 
 
 def _timestamp(value: object) -> float | None:
@@ -322,9 +322,14 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) and number >= 0 else None
 
 
-def _scaled(value: object, scale: float) -> float | None:
-    number = _number(value)
-    return None if number is None else number * scale
+def _seconds(microseconds: object) -> float | None:
+    number = _number(microseconds)
+    return None if number is None else number / 1e6
+
+
+def _bytes(gibibytes: object) -> float | None:
+    number = _number(gibibytes)
+    return None if number is None else number * GIBIBYTE
 
 
 def _count(value: object) -> int | None:
