@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -36,20 +36,21 @@ class StartError(Exception):
 
 def run(config: Config, demo: bool = False, speed: float = 1.0) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code. Raises `StartError`."""
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:  # uvloop has no build for every platform; asyncio's own loop does the same, slower
-        factory = asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run_until_signalled(config, demo, speed))
 
 
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:  # uvloop is not built for every platform; asyncio's own loop does the same, slower
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
 async def _run_until_signalled(config: Config, demo: bool, speed: float) -> int:
-    async with stop_on_signals() as stop:
-        async with App(config, demo=demo, speed=speed) as app:
-            await app.run(stop)
+    async with stop_on_signals() as stop, App(config, demo=demo, speed=speed) as app:
+        await app.run(stop)
     return 0
 
 
@@ -74,7 +75,7 @@ class App:
         self._lag_seconds = 0.0
         self._process = ProcessCollector(registry=None)
         self._loaded_timestamp = self._clock.wall()
-        self._stuck_seconds = lambda: 0.0
+        self._stuck_seconds: Callable[[], float] = lambda: 0.0
         if demo:
             from ceilingd.sources.demo import demo_config, demo_sources
 

@@ -151,7 +151,7 @@ _ENGINE_QUANTIZATION: dict[str, Quantization] = {
 }
 
 
-def quantization_of(identity: EngineIdentity, shape: ModelShape) -> Quantization | None | NoCeiling:
+def quantization_of(identity: EngineIdentity, shape: ModelShape) -> Quantization | NoCeiling | None:
     """The checkpoint's own format wins (`None` leaves it to the shape); else what the engine quantizes to on loading."""
     if shape.weight_format.quantization != "bf16" or identity.quantization is None:
         return None
@@ -181,7 +181,9 @@ def speculation_of(identity: EngineIdentity, shape: ModelShape, draft_shape: Mod
     else:
         return NoCeiling("unsupported_deployment", f"speculative algorithm {algorithm} is not modelled yet")
     if steps is None and tokens is None:
-        return NoCeiling("identity_unknown", "the server names a speculative algorithm but neither its steps nor its draft tokens")
+        return NoCeiling(
+            "identity_unknown", "the server names a speculative algorithm but neither its steps nor its draft tokens"
+        )
     if name not in ("mtp", "ngram") and draft_shape is None:
         return NoCeiling(
             "model_config_missing",

@@ -166,7 +166,11 @@ class Monitor:
             if info is None:
                 continue
             traffic = self._traffic.get(reading.uuid)
-            rates = () if traffic is None or not traffic.live else (traffic.transmit_bytes_per_second, traffic.receive_bytes_per_second)
+            rates = (
+                ()
+                if traffic is None or not traffic.live
+                else (traffic.transmit_bytes_per_second, traffic.receive_bytes_per_second)
+            )
             known = [rate for rate in rates if rate is not None]
             evidence = Evidence(
                 tokens_moved=working_uuids.get(reading.uuid),
@@ -281,7 +285,9 @@ class Monitor:
         ranks = []
         for rank in reading.ranks:
             observation = observations.get(rank.dp_rank)
-            ceiling = self._ceiling(server.settings, reading.identity, observation, _replica(gpus, rank.dp_rank), links, assumed)
+            ceiling = self._ceiling(
+                server.settings, reading.identity, observation, _replica(gpus, rank.dp_rank), links, assumed
+            )
             if (
                 isinstance(ceiling, Ceiling)
                 and observation is not None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from ceilingd.ceiling.inputs import CeilingInputs
 from ceilingd.ceiling.shape import ModelShape
 from ceilingd.gpus import load_gpus
@@ -90,9 +91,7 @@ def test_plain_data_parallelism_has_a_replica_per_rank() -> None:
         pytest.param(None, replace(IDENTITY, node_count=2), True, id="spread over two nodes"),
     ],
 )
-def test_gpus_that_cannot_be_told_are_none(
-    declared: tuple[int, ...] | None, identity: EngineIdentity, local: bool
-) -> None:
+def test_gpus_that_cannot_be_told_are_none(declared: tuple[int, ...] | None, identity: EngineIdentity, local: bool) -> None:
     assert server_gpus(declared, identity, PAIR, local) == ((), ())
 
 

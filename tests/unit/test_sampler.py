@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import structlog
+
 from ceilingd.sampler import Sampler
 from ceilingd.sources.source import SourceError
 from support.clock import FakeClock

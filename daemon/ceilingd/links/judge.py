@@ -133,9 +133,7 @@ def advance(
     readable = reading.generation is not None and reading.width_lanes is not None
     meaningful = readable and expected.generation is not None and expected.width_lanes is not None
     at_expected = (
-        meaningful
-        and _reaches(reading.generation, expected.generation)
-        and _reaches(reading.width_lanes, expected.width_lanes)
+        meaningful and _reaches(reading.generation, expected.generation) and _reaches(reading.width_lanes, expected.width_lanes)
     )
     below = meaningful and not at_expected
     below_since = _since(before.below_since if watched else None, below and working, now)

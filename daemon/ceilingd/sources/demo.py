@@ -1,7 +1,7 @@
 """The embedded demo: the founding deployment played in a loop, as Sources. Everything behind them is the production path.
 
 Qwen3.6-27B in BF16 on two RTX A6000 (TP 2, PCIe Gen4 x16, no NVLink), MTP with 3 steps. What was measured there: a round of
-55.4 ms, whatever the accept length (3.08, 3.33, 3.77 and 3.98 gave 55, 60, 68 and 72 tokens/s), Gen1 when idle, Gen4 under load.
+55.4 ms, whatever the accept length (3.08, 3.33, 3.77, 3.98 gave 55, 60, 68, 72 tokens/s), Gen1 when idle, Gen4 under load.
 Invented for the show: the timeline, the noise, and the 7 ms that a link stuck at Gen1 adds to a round (the model says at least
 1.6 ms; pairs without NVLink are known to lose 10 to 25 %).
 """

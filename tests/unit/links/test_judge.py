@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import doctest
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
+
 from ceilingd.links import judge
 from ceilingd.links.judge import Evidence, ExpectedLink, JudgeSettings, LinkJudgement, advance, expected_link, is_working
 from ceilingd.records import LinkReading
@@ -27,9 +28,9 @@ class Track:
     """One link over time."""
 
     expected: ExpectedLink = GEN4_X16
-    settings: JudgeSettings = JudgeSettings()
+    settings: JudgeSettings = field(default_factory=JudgeSettings)
     now: float = 1000.0
-    judgement: LinkJudgement = LinkJudgement()
+    judgement: LinkJudgement = field(default_factory=LinkJudgement)
 
     def feed(self, reading: LinkReading, seconds: float, evidence: Evidence = EVIDENCE) -> list[str]:
         """The state after each sample of this stretch."""

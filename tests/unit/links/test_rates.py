@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ceilingd.links.rates import link_bandwidth
 
 
@@ -12,7 +13,9 @@ def test_one_way_payload_rate(generation: int, width: int, gigabytes_per_second:
     assert link_bandwidth(generation, width) / 1e9 == pytest.approx(gigabytes_per_second, abs=1e-3)
 
 
-@pytest.mark.parametrize(("generation", "width", "field"), [(0, 16, "generation"), (7, 16, "generation"), (4, 3, "width_lanes")])
+@pytest.mark.parametrize(
+    ("generation", "width", "field"), [(0, 16, "generation"), (7, 16, "generation"), (4, 3, "width_lanes")]
+)
 def test_impossible_links_are_refused_by_name(generation: int, width: int, field: str) -> None:
     with pytest.raises(ValueError, match=field):
         link_bandwidth(generation, width)
