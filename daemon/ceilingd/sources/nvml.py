@@ -253,8 +253,8 @@ class Nvml:
 
         Takes at most three times the call limit; never raises; links and traffic fail from now on."""
         self._session = None
-        if await self._slow.close() and self._initialized:
-            self._initialized = False
+        initialized, self._initialized = self._initialized, False
+        if await self._slow.close() and initialized:
             with suppress(CallStuckError):
                 await self._quick.run(self._shut_down)
         await self._quick.close()

@@ -39,9 +39,9 @@ BUILD_FOLDER = Path(__file__).parents[3] / ".tools" / "fake-nvml"
 TWO_A6000: Mapping[str, object] = {
     # Two RTX A6000 (GA102, 48 GB GDDR6, 384 bit) at Gen4 x16, in the middle of decode.
     "count": 2,
-    "driver": "580.95.05",
-    "nvml": "13.580.95.05",
-    "cuda": 13000,
+    "sys.driver": "575.57.08",
+    "sys.nvml": "12.575.57.08",
+    "sys.cuda": 12090,
     "0.uuid": "GPU-a6000000-0000-4000-8000-000000000000",
     "1.uuid": "GPU-a6000000-0000-4000-8000-000000000001",
     "0.bus_id": "00000000:41:00.0",
@@ -53,6 +53,7 @@ TWO_A6000: Mapping[str, object] = {
     "*.mem.bus_width": 384,
     "*.mem.total": 51527024640,
     "*.mem.used": 48318382080,
+    "*.mem.reserved": 459276288,
     "*.clock.mem": 8001,
     "*.clock.mem.max": 8001,
     "*.clock.sm": 1800,

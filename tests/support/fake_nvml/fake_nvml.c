@@ -6,6 +6,7 @@
  * replaced (inode, size or mtime changed), so a test changes the "hardware" live; write a new file and rename it over the
  * old one, so that no half-written state is ever read.
  *   count 2                                  number of GPUs
+ *   sys.driver 580.95.05                     versions: sys.driver, sys.nvml, sys.cuda (13000 is 13.0)
  *   0.util.gpu 97      *.temp 61             a field of GPU 0; of every GPU without its own line
  *   0.nvmlDeviceGetPcieThroughput.error 15   that call on GPU 0 returns NVML_ERROR_GPU_IS_LOST
  *   *.nvmlDeviceGetPcieThroughput.sleep_ms 20     ... takes 20 ms (the real one's sampling window)
@@ -209,7 +210,8 @@ DEV(nvmlDeviceGetMinorNumber, (nvmlDevice_t device, unsigned *out), *out = devic
 DEV(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t *out),
     out->gpu = (unsigned)number(t, "util.gpu", 50); out->memory = (unsigned)number(t, "util.memory", 25))
 DEV(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t *out),
-    out->total = number(t, "mem.total", 150754820096ULL); out->used = number(t, "mem.used", 1ULL << 30);
+    out->total = number(t, "mem.total", 150754820096ULL);       /* version 1 counts the reserve as used */
+    out->used = number(t, "mem.used", 1ULL << 30) + number(t, "mem.reserved", 600ULL << 20);
     out->free = out->total - out->used)
 DEV(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t *out),
     out->total = number(t, "mem.total", 150754820096ULL); out->used = number(t, "mem.used", 1ULL << 30);

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from ceilingd.parse import nvml as parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOT_AVAILABLE_32 = 0xFFFFFFFF
 NOT_AVAILABLE_64 = 0xFFFFFFFFFFFFFFFF
@@ -53,7 +58,7 @@ NOT_AVAILABLE_64 = 0xFFFFFFFFFFFFFFFF
         (parse.cuda_version, 0, None),
     ],
 )
-def test_raw_values(function, raw, value) -> None:
+def test_raw_values(function: Callable[[int], object], raw: int, value: object) -> None:
     assert function(raw) == value
 
 
@@ -78,7 +83,7 @@ def test_raw_values(function, raw, value) -> None:
         parse.cuda_version,
     ],
 )
-def test_what_is_not_available_is_none(function, raw) -> None:
+def test_what_is_not_available_is_none(function: Callable[[int | None], object], raw: int | None) -> None:
     assert function(raw) is None
 
 

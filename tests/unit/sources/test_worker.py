@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -128,7 +129,7 @@ async def test_jobs_run_one_after_the_other_on_one_daemon_thread(worker: Worker)
         running.remove(number)
         return number
 
-    assert await asyncio.gather(*(worker.run(lambda number=number: job(number)) for number in range(20))) == list(range(20))
+    assert await asyncio.gather(*(worker.run(partial(job, number)) for number in range(20))) == list(range(20))
     [thread] = threads
     assert thread.daemon
     assert thread is not threading.current_thread()
