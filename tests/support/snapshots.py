@@ -141,7 +141,9 @@ def ceiling(accept_length: float | None = 3.33) -> Ceiling:
     )
 
 
-def observation(dp_rank: str = "0", accept_length: float | None = 3.33, round_seconds: float | None = 55.4e-3) -> DecodeObservation:
+def observation(
+    dp_rank: str = "0", accept_length: float | None = 3.33, round_seconds: float | None = 55.4e-3
+) -> DecodeObservation:
     """What was seen of one request over ten seconds."""
     return DecodeObservation(
         dp_rank=dp_rank,
@@ -230,9 +232,7 @@ def down(status: ServerStatus, reason: str, message: str) -> ServerStatus:
 
 def without_ceiling(status: ServerStatus, reason: NoCeiling) -> ServerStatus:
     """The same server when nothing can be predicted of it."""
-    return replace(
-        status, assumed=(), ranks=tuple(replace(rank, ceiling=reason, observation=None) for rank in status.ranks)
-    )
+    return replace(status, assumed=(), ranks=tuple(replace(rank, ceiling=reason, observation=None) for rank in status.ranks))
 
 
 PROCESS = (
@@ -278,7 +278,9 @@ def large() -> Snapshot:
     servers = (server("one", (0, 1, 2, 3), ("0", "1", "2", "3")), server("two", (4, 5, 6, 7)))
     snapshot = host(gpus, links, servers)
     troubled = tuple(
-        replace(source, errors_total=tuple((reason, 1) for reason in ("timeout", "refused", "malformed", "status", "too_large")))
+        replace(
+            source, errors_total=tuple((reason, 1) for reason in ("timeout", "refused", "malformed", "status", "too_large"))
+        )
         for source in snapshot.sources
     )
     return replace(snapshot, sources=troubled)

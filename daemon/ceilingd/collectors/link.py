@@ -50,7 +50,9 @@ def _each_traffic(value: Callable[[LinkStatus], float | None]) -> Rows:
     return rows
 
 
-def _each_limit(hardware: tuple[tuple[str, Callable[[GpuInfo], float | None]], ...], expected: Callable[[LinkStatus], float | None]) -> Rows:
+def _each_limit(
+    hardware: tuple[tuple[str, Callable[[GpuInfo], float | None]], ...], expected: Callable[[LinkStatus], float | None]
+) -> Rows:
     """One row for each known limit of a link: those of the hardware, and what is expected of it."""
 
     def rows(snapshot: Snapshot) -> Iterator[Row]:

@@ -112,7 +112,7 @@ FAMILIES = (
     Family(
         "ceilingd_server_info",
         "info",
-        "What the server is. decode_source: what its decode series are made from. assumed: inputs nobody measured or configured.",
+        "What the server is; decode_source: what its decode series are made from; assumed: inputs neither measured nor set.",
         (
             *SERVER,
             "url",
