@@ -60,7 +60,7 @@ def configure(
         [
             # Frames with file, line and function; never the values of variables, which may be secrets.
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
-            structlog.processors.EventRenamer("event"),
+            _in_order,
             structlog.processors.JSONRenderer(serializer=json.dumps, ensure_ascii=False),
         ]
         if as_json
@@ -85,6 +85,12 @@ def configure(
     logging.captureWarnings(True)
     # A log that cannot be written (a closed pipe, a full disk) must not fill stderr with tracebacks about itself.
     logging.raiseExceptions = False
+
+
+def _in_order(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """What every line has comes first."""
+    first = ("timestamp", "level", "event", "logger")
+    return {key: event[key] for key in first if key in event} | {key: event[key] for key in event if key not in first}
 
 
 class _Exceptions:
