@@ -59,6 +59,8 @@ class Point:
 
     seconds: float
     rank: EngineRank
+    batch_known: bool = False
+    """The running gauge was refreshed since a request last came or went."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,7 @@ def observe(
     ranks = []
     observations = []
     for rank in reading.ranks:
-        point = Point(reading.monotonic_seconds, rank)
-        advanced = _advance(before.get(rank.dp_rank), point, reading, settings)
+        advanced = _advance(before.get(rank.dp_rank), rank, reading, settings)
         ranks.append(advanced)
         observation, reasons = _observation(advanced, reading, settings)
         rejected += reasons
@@ -164,6 +165,12 @@ def _reported(before: EngineRank, after: EngineRank) -> bool:
     )
 
 
+def _batch_changed(before: EngineRank, after: EngineRank) -> bool:
+    """Did a request come or go, as far as the counters show?"""
+    joined = _growth(before.prefill_tokens_total, after.prefill_tokens_total) > 0
+    return joined or _growth(before.finished_tokens_total, after.finished_tokens_total) > 0
+
+
 def sums_fell(before: EngineRank, after: EngineRank) -> bool:
     """Is any sum smaller than it was?"""
     sums = ("decode_steps_total", "decode_tokens_total", "finished_tokens_total", "prefill_tokens_total")
@@ -181,11 +188,16 @@ def sums_fell(before: EngineRank, after: EngineRank) -> bool:
     )  # fmt: skip
 
 
-def _advance(before: RankWindow | None, point: Point, reading: EngineReading, settings: ObservationSettings) -> RankWindow:
+def _advance(before: RankWindow | None, rank: EngineRank, reading: EngineReading, settings: ObservationSettings) -> RankWindow:
     """The rank's window with one more reading. It begins anew when the rank was idle, and ends when it falls idle."""
     if before is None:
-        return RankWindow((point,))
-    source, last = reading.decode_source, before.points[-1]
+        return RankWindow((Point(reading.monotonic_seconds, rank),))
+    last = before.points[-1]
+    # Beside other DP ranks nobody says that a request of this one ended: then only a gauge just refreshed is believed.
+    still_known = last.batch_known and rank.finished_tokens_total is not None
+    known = not _batch_changed(last.rank, rank) and (still_known or _reported(last.rank, rank))
+    point = Point(reading.monotonic_seconds, rank, known)
+    source = reading.decode_source
     grew = _grew(last.rank, point.rank, source)
     # The counters alone can disprove a running gauge of 0: a lone request reads 0 until the first report after its prefill.
     if point.rank.running_requests == 0 and not (grew and source == "counters"):
@@ -390,10 +402,10 @@ class _Span:
         self.steps = _growth(before.decode_steps_total, after.decode_steps_total)
         self.tokens = _growth(before.decode_tokens_total, after.decode_tokens_total)
         self.prefilled = _growth(before.prefill_tokens_total, after.prefill_tokens_total) > 0
-        self.finished = _growth(before.finished_tokens_total, after.finished_tokens_total) > 0
         self.reported = _reported(before, after)
-        self.batch = after.running_requests if after.running_requests == before.running_requests else None
-        """The running gauge, where it agrees at both ends."""
+        agreed = two.batch_known and not _batch_changed(before, after) and after.running_requests == before.running_requests
+        self.batch = after.running_requests if agreed else None
+        """Requests that ran, where that is known for sure."""
         self.accept_length = after.accept_length
 
 
@@ -413,13 +425,8 @@ def _accept_length_from_counters(
 ) -> tuple[float | None, str | None]:
     """Tokens per step and running request where the batch is known for sure; else the engine's own reports in the window."""
     tokens = request_steps = steps = 0.0
-    known = False
     for span in spans:
-        if span.prefilled or span.finished:
-            known = False  # a request came or went; the gauge tells only at the next report
-            continue
-        known = known or span.reported
-        if known and span.batch:
+        if span.batch:
             tokens += span.tokens
             steps += span.steps
             request_steps += span.steps * span.batch

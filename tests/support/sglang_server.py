@@ -240,11 +240,12 @@ class SimulatedEngine:
             ("spec_accept_length", accept_length),
         ):
             lines += [f"# HELP sglang:{name} .", f"# TYPE sglang:{name} gauge", _line(name, value, tp_rank="0")]
+        steps = int(self._steps)
+        decoded = round(self._tokens - self._steps % 1 * self._batch * self._accept_length)
         for tp_rank in map(str, range(self._tensor_parallel)):
-            if self._steps:
-                steps = int(self._steps)
+            if steps:
                 lines.append(_line("cuda_graph_passes_total", steps, mode="decode_cuda_graph", tp_rank=tp_rank))
-                lines.append(_line("realtime_tokens_total", int(self._tokens), mode="decode", tp_rank=tp_rank))
+                lines.append(_line("realtime_tokens_total", decoded, mode="decode", tp_rank=tp_rank))
             tokens = int(self._prefill_tokens) if tp_rank == "0" else 0
             lines.append(_line("realtime_tokens_total", tokens, mode="prefill_compute", tp_rank=tp_rank))
         lines.append(_line("generation_tokens_total", int(self._finished_tokens), is_streaming="true"))
