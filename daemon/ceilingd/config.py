@@ -337,7 +337,7 @@ def load_with_origin(
         raise ConfigError(*problems)
     if config.hf_cache is None:
         config = config.model_copy(update={"hf_cache": _hf_cache(environment)})
-    return Loaded(config, file, tuple(variables.spelled.values()), tuple(flags.spelled.values()))
+    return Loaded(config, file, tuple(variables.spelled.values()), tuple(dict.fromkeys(flags.spelled.values())))
 
 
 def _name(layers: list[Layer], loc: tuple[str | int, ...]) -> str:
@@ -612,6 +612,7 @@ def _flags_layer(arguments: argparse.Namespace | None) -> Layer:
         path = tuple(key.split("."))
         if key == "server":
             path, value = ("servers",), [{"url": url} for url in value]
+            spelled.update({("servers", str(index), "url"): "--server" for index in range(len(value))})
         elif key in ("servers", "gpus"):
             try:
                 value = json.loads(value)

@@ -124,7 +124,7 @@ def _dotted(loc: Location) -> str:
             text += f"[{step}]"
         else:
             bare = step.replace("_", "").replace("-", "")
-            key = step if bare.isascii() and bare.isalnum() else json.dumps(step[:VALUE_LIMIT_CHARACTERS], ensure_ascii=False)
+            key = step if bare.isascii() and bare.isalnum() else _quoted(step)
             text += f".{key}" if text else key
     return text
 
@@ -136,8 +136,13 @@ def _shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return "a list"
     if isinstance(value, str):
-        cut = value if len(value) <= VALUE_LIMIT_CHARACTERS else value[:VALUE_LIMIT_CHARACTERS] + "..."
-        return json.dumps(cut, ensure_ascii=not cut.isprintable())
+        return _quoted(value)
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)[:VALUE_LIMIT_CHARACTERS]
+
+
+def _quoted(text: str) -> str:
+    cut = text if len(text) <= VALUE_LIMIT_CHARACTERS else text[:VALUE_LIMIT_CHARACTERS] + "..."
+    # Printable text stays readable in any script; the rest is escaped, as a terminal would obey it.
+    return json.dumps(cut, ensure_ascii=not cut.isprintable())
