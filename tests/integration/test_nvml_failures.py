@@ -217,6 +217,17 @@ async def test_when_the_only_gpu_is_lost_nvml_still_answers(fake_nvml: FakeNvml)
         reading = await nvml.gpus.read()
         assert (reading.gpus, reading.unreadable) == ((), ((0, "nvml_gpu_lost"),))
         assert (await nvml.links.read()).links == ()
+        assert (await nvml.traffic.read()).gpus == ()
+
+
+async def test_another_board_at_the_same_index_is_another_gpu(fake_nvml: FakeNvml) -> None:
+    fake_nvml.set({"count": 1, "0.uuid": FIRST})
+    async with nvml_on(fake_nvml) as nvml:
+        assert await uuids(nvml) == [[FIRST]] * 3
+        fake_nvml.update({"0.*.error": 15})
+        await nvml.gpus.read()
+        fake_nvml.set({"count": 1, "0.uuid": SECOND})
+        assert await uuids(nvml) == [[SECOND]] * 3
 
 
 async def test_a_gpu_that_the_user_may_not_open_does_not_hide_the_other(fake_nvml: FakeNvml) -> None:
