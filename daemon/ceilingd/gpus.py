@@ -30,7 +30,7 @@ class GpuSpec(BaseModel):
     memory_bus_width_bits: int | None = Field(default=None, gt=0)
     memory_clock_hertz: Positive | None = None
     """As NVML reports it; `None` where it reports none (unified memory)."""
-    matrix_flops_per_second: Mapping[Literal["bf16", "fp8", "fp4"], Positive]
+    matrix_flops_per_second: Mapping[str, Positive]
     """Dense tensor rates; `bf16` holds the fp16 rate where the GPU has no bf16. A format it lacks is absent."""
     pcie_generation: int | None = Field(default=None, ge=1, le=6)
     pcie_width_lanes: int | None = Field(default=None, ge=1, le=16)
@@ -46,6 +46,8 @@ class GpuSpec(BaseModel):
             raise ValueError("nvlink and nvlink_bytes_per_second belong together")
         if (self.pcie_generation is None) != (self.pcie_width_lanes is None):
             raise ValueError("pcie_generation and pcie_width_lanes belong together")
+        if not {"bf16"} <= set(self.matrix_flops_per_second) <= {"bf16", "fp8", "fp4"}:
+            raise ValueError("matrix_flops_per_second needs bf16, and besides it knows only fp8 and fp4")
         return self
 
 

@@ -175,7 +175,7 @@ def _prediction(arguments: argparse.Namespace, gpus: GpuTable) -> Prediction:
             default_efficiency(gpu.name if gpu else None, deployment.quantization or shape.quantization),
             assumed,
         ),
-        matrix_flops_per_second={**gpu.matrix_flops_per_second} if gpu else {},
+        matrix_flops_per_second=gpu.matrix_flops_per_second if gpu else {},
         link_bandwidth_bytes_per_second=link,
         allreduce_latency_seconds=_allreduce_latency(arguments, link_name, assumed),
         allreduce_algorithm=arguments.allreduce_algorithm,
@@ -231,8 +231,9 @@ def _gpu(name: str | None, gpus: GpuTable) -> GpuSpec | None:
         return None
     found = gpus.find(name)
     if found is None:
-        near = gpus.similar(name) or tuple(spec.name for spec in gpus)
-        raise ValueError(f"gpu: {name} is not in the table; did you mean {_alternatives(near)}? Else give --memory-bandwidth.")
+        near = gpus.similar(name)
+        known = f"did you mean {_alternatives(near)}?" if near else f"it has {', '.join(spec.name for spec in gpus)}."
+        raise ValueError(f"gpu: {name} is not in the table; {known} For any other GPU give --memory-bandwidth instead.")
     return found
 
 

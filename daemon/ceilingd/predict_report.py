@@ -198,8 +198,8 @@ def _round_table(prediction: Prediction) -> Table:
     from rich.table import Table
 
     ceiling, shown = prediction.ceiling, prediction.round
-    table = Table(box=box.SIMPLE_HEAD, show_footer=True)
-    table.add_column("component", "round")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table.add_column("component", "round", no_wrap=True)
     table.add_column("count", justify="right")
     table.add_column("bytes", justify="right")
     table.add_column("at peak", _milliseconds(ceiling.peak.seconds), justify="right")
@@ -226,8 +226,8 @@ def _ceiling_table(prediction: Prediction) -> Table:
     from rich.table import Table
 
     inputs, ceiling = prediction.inputs, prediction.ceiling
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("acceptance")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("acceptance", no_wrap=True)
     table.add_column("at peak", justify="right")
     table.add_column(f"at {ceiling.bandwidth_efficiency:.0%}", justify="right")
     most = inputs.speculation.most_accepted_tokens
@@ -244,8 +244,8 @@ def _lever_table(prediction: Prediction) -> Table:
     from rich.table import Table
 
     now = prediction.value(prediction.ceiling)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("lever")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("lever", no_wrap=True)
     table.add_column("ceiling", justify="right")
     table.add_column("change", justify="right")
     for name, ceiling in sorted(prediction.levers.items(), key=lambda lever: -prediction.value(lever[1])):

@@ -5,6 +5,7 @@ Bytes here are what one GPU puts on its link, one way; a group of one rank commu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,9 +61,9 @@ def logits_gather(vocabulary: int, tokens: float, ranks: int) -> Communication:
 def link_seconds(communication: Communication, link_bandwidth_bytes_per_second: float | None) -> float:
     """Time the bytes take at the link's one-way rate, latency apart: 993,280 bytes over Gen4 x16 (31.5e9): 31.5 us.
 
-    Raises `ValueError` when there are bytes to send and the link is not known."""
+    Infinite when there are bytes to send over a link that is not known."""
     if communication.bytes == 0:
         return 0.0
     if link_bandwidth_bytes_per_second is None:
-        raise ValueError("link_bandwidth_bytes_per_second: needed when tensor_parallel is above 1")
+        return math.inf
     return communication.bytes / link_bandwidth_bytes_per_second

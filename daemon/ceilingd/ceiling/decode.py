@@ -45,6 +45,8 @@ def predict(inputs: CeilingInputs) -> Ceiling:
     shape, load, hardware = inputs.shape, inputs.load, inputs.hardware
     draft = _draft(inputs)
     terms = tuple(_overridden(inputs, _modelled(inputs, draft)))
+    if any(term.given_seconds is None and math.isinf(term.link_seconds) for term in terms):
+        raise ValueError("link_bandwidth_bytes_per_second: needed when tensor_parallel is above 1")
     peak = _round(terms, hardware.memory_bandwidth_bytes_per_second)
     achievable = _round(terms, hardware.memory_bandwidth_bytes_per_second * hardware.bandwidth_efficiency)
     most = load.batch * inputs.speculation.most_accepted_tokens
@@ -212,16 +214,12 @@ def _modelled(inputs: CeilingInputs, draft: ModelShape | None) -> dict[str, Term
 
 
 def _communication_term(inputs: CeilingInputs, name: str, communication: Communication) -> Term:
-    """The term of operations on the link. An explicit time makes the link's rate unnecessary."""
-    override = inputs.overrides.get(name)
-    given = override is not None and override.seconds is not None
-    link = math.inf if given else inputs.hardware.link_bandwidth_bytes_per_second
     return Term(
         name,
         "link",
         count=communication.count,
         link_bytes=communication.bytes,
-        link_seconds=link_seconds(communication, link),
+        link_seconds=link_seconds(communication, inputs.hardware.link_bandwidth_bytes_per_second),
         latency_seconds=communication.count * inputs.hardware.allreduce_latency_seconds,
     )
 
