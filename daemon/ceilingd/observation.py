@@ -90,7 +90,7 @@ def observe(
     `mixed_with_prefill`, `stale` (gauges that show work nobody sees progress).
     """
     before = {rank_window.points[-1].rank.dp_rank: rank_window for rank_window in window.ranks}
-    if started_anew(window, reading):
+    if _started_anew(window, reading):
         before, rejected = {}, ["counter_reset"]
     else:
         rejected = []
@@ -108,23 +108,41 @@ def observe(
     return ObservationWindow(reading.decode_source, reading.start_time, tuple(ranks)), tuple(observations), tuple(rejected)
 
 
-def started_anew(window: ObservationWindow, reading: EngineReading) -> bool:
+def _started_anew(window: ObservationWindow, reading: EngineReading) -> bool:
     """Did the engine restart since the window's newest reading: another start time, or any sum that fell?"""
     if window.start_time is not None and reading.start_time is not None and window.start_time != reading.start_time:
         return True
-    newest = {rank_window.points[-1].rank.dp_rank: rank_window.points[-1].rank for rank_window in window.ranks}
-    return any(sums_fell(newest[rank.dp_rank], rank) for rank in reading.ranks if rank.dp_rank in newest)
+    if window.decode_source is None:
+        return False
+    newest = tuple(rank_window.points[-1].rank for rank_window in window.ranks)
+    return sums_fell(window.decode_source, newest, reading.decode_source, reading.ranks)
 
 
 def tokens_moved(before: EngineReading, after: EngineReading) -> bool:
     """Was any token generated between two readings of one server, as far as its numbers show?"""
-    ranks = {rank.dp_rank: rank for rank in before.ranks}
+    if not _same_sums(before.decode_source, after.decode_source):
+        return False
     return any(
-        _grew(ranks[rank.dp_rank], rank, after.decode_source)
-        or _growth(ranks[rank.dp_rank].finished_tokens_total, rank.finished_tokens_total) > 0
-        for rank in after.ranks
-        if rank.dp_rank in ranks
+        _grew(one, two, after.decode_source) or _growth(one.finished_tokens_total, two.finished_tokens_total) > 0
+        for one, two in _paired(before.ranks, after.ranks)
     )
+
+
+def sums_fell(
+    before_source: DecodeSource, before: Sequence[EngineRank], after_source: DecodeSource, after: Sequence[EngineRank]
+) -> bool:
+    """Is any sum of any rank smaller than it was? Then the engine started anew between these two readings."""
+    return _same_sums(before_source, after_source) and any(_fell(one, two) for one, two in _paired(before, after))
+
+
+def _same_sums(one: DecodeSource, two: DecodeSource) -> bool:
+    """Do these sources count the same things? Counters and gauges both come from `/metrics`; `/v1/loads` has its own sums."""
+    return (one == "decode_moments") == (two == "decode_moments")
+
+
+def _paired(before: Sequence[EngineRank], after: Sequence[EngineRank]) -> list[tuple[EngineRank, EngineRank]]:
+    ranks = {rank.dp_rank: rank for rank in before}
+    return [(ranks[rank.dp_rank], rank) for rank in after if rank.dp_rank in ranks]
 
 
 # ----------------------------------------------------------------------------------------------- one rank, reading to reading
@@ -171,7 +189,7 @@ def _batch_changed(before: EngineRank, after: EngineRank) -> bool:
     return joined or _growth(before.finished_tokens_total, after.finished_tokens_total) > 0
 
 
-def sums_fell(before: EngineRank, after: EngineRank) -> bool:
+def _fell(before: EngineRank, after: EngineRank) -> bool:
     """Is any sum smaller than it was?"""
     sums = ("decode_steps_total", "decode_tokens_total", "finished_tokens_total", "prefill_tokens_total")
     if any(_growth(getattr(before, name), getattr(after, name)) < 0 for name in sums):

@@ -570,6 +570,7 @@ def test_tokens_moved() -> None:
     before = bench.read()
     bench.clock.advance(2.0)
     assert tokens_moved(before, bench.read())
+    assert not tokens_moved(still, bench.read())  # another source counts other things
     other_rank = replace(still, ranks=(replace(still.ranks[0], dp_rank="7", decode_tokens_total=99.0),))
     assert not tokens_moved(still, other_rank)
 

@@ -32,7 +32,7 @@ from ceilingd.sources.source import SourceError
 if TYPE_CHECKING:
     from ceilingd.clock import Clock
     from ceilingd.config import Config, ServerSettings
-    from ceilingd.records import DecodeSource, EngineIdentity, EngineRank
+    from ceilingd.records import DecodeSource, EngineIdentity
 
 BACKOFF_MAX_SECONDS = 15.0
 """Longest pause between reads of a server that is down: a restart is seen within this."""
@@ -80,9 +80,7 @@ class SglangServer:
         self.interval_seconds = config.sample_interval_seconds
         self.timeout_seconds = config.server_timeout_seconds + 1.0  # ours is first, and says more
         self.backoff_max_seconds = BACKOFF_MAX_SECONDS
-        url = URL(settings.url)
-        self._base = url.with_user(None).with_query(None).with_fragment(None)
-        self._basic = aiohttp.BasicAuth(url.user, url.password or "") if url.user and settings.api_key_file is None else None
+        self._base = URL(settings.url)
         self._key_file = settings.api_key_file
         self._key: str | None = None
         self._read_timeout_seconds = config.server_timeout_seconds
@@ -100,7 +98,7 @@ class SglangServer:
         """Counts restarts of the server, so that an answer of the one before is not taken for the new one's."""
         self._moments_refused = False
         self._missing: tuple[str, ...] = ()
-        self._ranks: tuple[EngineRank, ...] = ()
+        self._last: EngineReading | None = None
 
     async def read(self) -> EngineReading:
         """One reading. Raises `SourceError`."""
@@ -116,7 +114,7 @@ class SglangServer:
             if error.reason in _GONE:
                 self._forget()
             raise
-        self._note_restart(reading.ranks)
+        self._note_restart(reading)
         self._refresh_identity()
         return replace(reading, identity=self._identity)
 
@@ -213,11 +211,10 @@ class SglangServer:
         source: DecodeSource = "counters" if counted else "gauges"
         return EngineReading(answered, source, None, metrics.ranks, len(body), answered - began)
 
-    def _note_restart(self, ranks: tuple[EngineRank, ...]) -> None:
-        before = {rank.dp_rank: rank for rank in self._ranks}
-        if any(rank.dp_rank in before and sums_fell(before[rank.dp_rank], rank) for rank in ranks):
+    def _note_restart(self, reading: EngineReading) -> None:
+        last, self._last = self._last, reading
+        if last is not None and sums_fell(last.decode_source, last.ranks, reading.decode_source, reading.ranks):
             self._forget()
-        self._ranks = ranks
 
     # ------------------------------------------------------------------------------------------------------- identity
 
@@ -228,7 +225,6 @@ class SglangServer:
         self._identity_failures = 0
         self._identity_due_seconds = self._identity_started_seconds + IDENTITY_GAP_SECONDS
         self._moments_refused = False
-        self._ranks = ()
 
     def _refresh_identity(self) -> None:
         """Start asking who the server is, if it is time and nobody is asking."""
@@ -313,7 +309,6 @@ class SglangServer:
     # ----------------------------------------------------------------------------------------------------------- HTTP
 
     def _url(self, path: str) -> str:
-        """For people: without user, password and query."""
         return str(self._base / path.lstrip("/"))
 
     async def _get(self, path: str, timeout_seconds: float, accept: str = "application/json") -> tuple[bytes, float]:
@@ -326,7 +321,6 @@ class SglangServer:
             async with self._connections().get(
                 url,
                 headers=headers,
-                auth=self._basic,
                 allow_redirects=False,  # a redirect would carry the key elsewhere
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as response:
