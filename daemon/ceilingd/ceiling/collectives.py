@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ceilingd.ceiling.inputs import AllreduceAlgorithm
 
-NVLINK_ALLREDUCE_LATENCY_SECONDS = 3.5e-6
+NVLINK_ALLREDUCE_LATENCY_SECONDS = 4e-6
 """Custom all-reduce over NVLink: 2 to 5 us."""
 PCIE_ALLREDUCE_LATENCY_SECONDS = 8e-6
 """PCIe with peer access, up to 4 ranks: 5 to 10 us. Without peer access, through host memory, 13 to 40 us."""
