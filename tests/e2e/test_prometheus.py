@@ -22,9 +22,9 @@ def test_the_target_is_up_and_every_sample_is_taken(scraped_demo: Prometheus) ->
 
 
 def test_the_ceiling_is_the_one_derived_from_the_model_and_the_hardware(scraped_demo: Prometheus) -> None:
-    # 4 tokens in the round of 42.6 ms that two A6000 at 768 GB/s need for Qwen3.6-27B with three MTP steps.
+    # 4 tokens in the round of 42.6 to 42.8 ms that two A6000 at 768 GB/s need for Qwen3.6-27B with three MTP steps.
     [ceiling] = scraped_demo.wait_for('ceilingd_decode_ceiling_tokens_per_second{acceptance="perfect",bandwidth="peak"}')
-    assert ceiling.value == pytest.approx(93.9, abs=0.5)
+    assert ceiling.value == pytest.approx(93.7, abs=0.4)
 
 
 def test_the_components_sum_to_the_round(scraped_demo: Prometheus) -> None:
@@ -45,6 +45,7 @@ def test_the_demo_says_that_it_is_one(scraped_demo: Prometheus) -> None:
     assert info.labels["demo"] == "true"
 
 
+@pytest.mark.usefixtures("scraped_demo")
 def test_openmetrics_is_what_prometheus_gets(demo: Daemon) -> None:
     # The Accept header of Prometheus 2.42 and later, preferences as it sends them.
     accept = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from support.process import running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 CEILINGD = Path(sys.executable).with_name("ceilingd")
 """The script that pip made beside the interpreter that runs the tests."""
@@ -53,11 +53,8 @@ class Daemon:
 
 
 @contextmanager
-def daemon(*arguments: str, directory: Path, library_path: Path | None = None) -> Iterator[Daemon]:
-    """Run `ceilingd` with `arguments` until the block ends; its log goes to `directory`.
-
-    `library_path` is searched for libnvidia-ml.so.1 before the system's folders."""
-    environment = {} if library_path is None else {"LD_LIBRARY_PATH": str(library_path)}
+def daemon(*arguments: str, directory: Path, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+    """Run `ceilingd` with `arguments` until the block ends; its log goes to `directory`, `environment` is added to ours."""
     log = directory / "ceilingd.log"
     with running([str(CEILINGD), *arguments], log=log, ready=_listening_url, environment=environment) as (process, url):
         yield Daemon(process, url, log)

@@ -69,6 +69,18 @@ class Prometheus:
         data: dict[str, Any] = body["data"]
         return data
 
+    def wait_until_ready(self, timeout_seconds: float = 30.0) -> None:
+        """Until it answers queries: it listens a little before."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                _direct.open(f"{self.url}/-/ready", timeout=10).close()
+                return
+            except urllib.error.HTTPError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"Prometheus was not ready after {timeout_seconds:g} s: {error}") from error
+            time.sleep(0.05)
+
 
 @contextmanager
 def prometheus(
@@ -95,7 +107,9 @@ def prometheus(
         "--web.listen-address=127.0.0.1:0",
     ]
     with running(command, log=directory / "prometheus.log", ready=_listening_address) as (_, address):
-        yield Prometheus(f"http://{address}")
+        server = Prometheus(f"http://{address}")
+        server.wait_until_ready()
+        yield server
 
 
 def _listening_address(line: str) -> str | None:
