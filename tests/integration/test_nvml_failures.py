@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -280,6 +281,20 @@ async def test_what_was_not_offered_is_asked_again_after_a_new_initialization(fa
         await failure(nvml.gpus)
         fake_nvml.set(TWO_A6000)
         assert (await nvml.gpus.read()).gpus[0] == replace(before, power_watts=272.345)
+
+
+async def test_a_healthy_start_has_no_failures(fake_nvml: FakeNvml) -> None:
+    fake_nvml.set({**TWO_A6000, "sys.nvmlInitWithFlags.sleep_ms": 50})
+    async with nvml_on(fake_nvml) as nvml:
+        reading, links, traffic = await asyncio.gather(nvml.gpus.read(), nvml.links.read(), nvml.traffic.read())
+    assert (len(reading.gpus), len(links.links), len(traffic.gpus)) == (2, 2, 2)
+
+
+async def test_links_and_traffic_do_not_initialize(fake_nvml: FakeNvml) -> None:
+    async with nvml_on(fake_nvml) as nvml:
+        for source in (nvml.links, nvml.traffic):
+            assert (await failure(source)).reason == "nvml_not_initialized"
+    assert fake_nvml.calls() == []
 
 
 async def test_back_off_is_long_for_nvml_and_short_for_those_that_follow_it(fake_nvml: FakeNvml) -> None:

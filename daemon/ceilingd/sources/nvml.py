@@ -192,9 +192,9 @@ class NvmlSource(Generic[T]):
 class Nvml:
     """The library, its devices and the sources that read them.
 
-    `gpus` (`nvml`) initializes the library at its first read and again after it was lost; until then `links`
-    (`nvml_links`) and `traffic` (`nvml_traffic`) fail with `nvml_not_initialized`. GPUs are known by UUID, which is read
-    anew with each initialization: an index means nothing beyond one.
+    `gpus` (`nvml`) initializes the library at its first read and again after it was lost. Without that, `links`
+    (`nvml_links`) and `traffic` (`nvml_traffic`) fail with `nvml_not_initialized`; while it goes on, they wait for it.
+    GPUs are known by UUID, which is read anew with each initialization: an index means nothing beyond one.
 
     `library`: the file to load as libnvidia-ml.so.1; `None` leaves it to the dynamic loader. `call_timeout_seconds`: the
     longest wait for one call. `procfs_root`: where driver/nvidia/version is found, for the message about a mismatch.
@@ -251,7 +251,7 @@ class Nvml:
     async def close(self) -> None:
         """Shut the library down and end both threads; where a call is stuck, leave that to the end of the process.
 
-        Takes at most three times the call limit; never raises; links and traffic fail from now on."""
+        Takes at most three times the call limit; never raises. Nothing can be read from then on."""
         self._session = None
         initialized, self._initialized = self._initialized, False
         if await self._slow.close() and initialized:
@@ -276,10 +276,12 @@ class Nvml:
         return await self._follow(self._slow, self._read_traffic)
 
     async def _follow(self, worker: Worker, read: Callable[[_Session], T]) -> T:
-        session = self._session
-        if session is None:
-            raise nvml_errors.not_initialized()
         try:
+            if self._session is None:
+                await self._quick.drain()  # at the start `nvml` is just initializing: that is no failure
+            session = self._session
+            if session is None:
+                raise nvml_errors.not_initialized()
             return await worker.run(lambda: self._explained(worker, lambda: read(session)))
         except CallStuckError as stuck:
             raise nvml_errors.call_stuck(stuck.call, stuck.seconds) from None
