@@ -82,7 +82,7 @@ class App:
             config = demo_config(config)
             sources = demo_sources(config, self._clock, speed)
         self._config = config
-        self._sources = tuple(self._real_sources() if sources is None else sources)
+        self.sources = tuple(self._real_sources() if sources is None else sources)
         self.monitor = Monitor(
             config,
             self._clock,
@@ -92,7 +92,7 @@ class App:
             settled_monotonic_seconds=0.0 if demo else self._settled_monotonic_seconds(),
             stuck_seconds=self._stuck_seconds,
         )
-        self.sampler = Sampler(self._sources, self.monitor, self._clock)
+        self.sampler = Sampler(self.sources, self.monitor, self._clock)
         self.web = WebServer(config.listen_address, FAMILIES, self._clock, config.sample_interval_seconds)
 
     def _real_sources(self) -> list[Source[Any]]:

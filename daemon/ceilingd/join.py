@@ -5,10 +5,12 @@ Pure. What is missing becomes a `NoCeiling` with its reason; what is taken on tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from ceilingd.ceiling.collectives import default_allreduce_latency
 from ceilingd.ceiling.decode import default_efficiency
 from ceilingd.ceiling.inputs import (
+    DEFAULT_FIXED_SECONDS,
     CeilingInputs,
     Deployment,
     Hardware,
@@ -22,9 +24,6 @@ from ceilingd.gpus import GpuSpec
 from ceilingd.links.rates import GENERATIONS, WIDTHS_LANES, link_bandwidth
 from ceilingd.records import DecodeObservation, EngineIdentity, GpuInfo, LinkStatus, NoCeiling, ServerGpu
 
-DEFAULT_FIXED_SECONDS = 0.0005
-"""Scheduling, sampling and launch gaps of one round until they are learned (founding case: about 0.5 ms)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Declared:
@@ -33,8 +32,8 @@ class Declared:
     bandwidth_efficiency: float | None = None
     fixed_seconds: float | None = None
     allreduce_latency_seconds: float | None = None
-    memory_bandwidth_bytes_per_second: Mapping[str, float] | None = None
-    """By UUID or PCI bus id."""
+    memory_bandwidth_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
+    """By UUID or PCI bus id, in lower case."""
 
 
 def server_gpus(
@@ -101,8 +100,15 @@ def ceiling_inputs(
     if isinstance(shapes, NoCeiling):
         return shapes
     shape, draft_shape = shapes
+    ranks = (identity.tensor_parallel or 1) * (identity.pipeline_parallel or 1)
     if not gpus:
         return NoCeiling("gpus_unknown", "which GPUs serve this model is not known: list them as gpus = [...] of this server")
+    if len(gpus) != ranks:
+        return NoCeiling(
+            "gpus_unknown",
+            f"the server says that a copy of the model takes {ranks} GPUs, and {len(gpus)} are known: "
+            "list all of them, in rank order, as gpus = [...] of this server",
+        )
     quantization = quantization_of(identity, shape)
     if isinstance(quantization, NoCeiling):
         return quantization
@@ -110,7 +116,7 @@ def ceiling_inputs(
     if isinstance(speculation, NoCeiling):
         return speculation
     named = list(assumed)
-    hardware = _hardware(identity, quantization, gpus, declared, named)
+    hardware = _hardware(quantization or shape.quantization, gpus, declared, named)
     if isinstance(hardware, NoCeiling):
         return hardware
     if observation is None or observation.running_requests <= 0:
@@ -153,7 +159,7 @@ _ENGINE_QUANTIZATION: dict[str, Quantization] = {
 
 def quantization_of(identity: EngineIdentity, shape: ModelShape) -> Quantization | NoCeiling | None:
     """The checkpoint's own format wins (`None` leaves it to the shape); else what the engine quantizes to on loading."""
-    if shape.weight_format.quantization != "bf16" or identity.quantization is None:
+    if shape.quantization is not None or identity.quantization is None:
         return None
     known = _ENGINE_QUANTIZATION.get(identity.quantization.lower())
     if known is None:
@@ -175,7 +181,7 @@ def speculation_of(identity: EngineIdentity, shape: ModelShape, draft_shape: Mod
     own_draft = identity.speculative_draft_model_path in (None, identity.model_path)
     names: dict[str, SpeculativeAlgorithm] = {"EAGLE3": "eagle3", "STANDALONE": "standalone", "NGRAM": "ngram"}
     if algorithm in ("EAGLE", "NEXTN"):
-        name: SpeculativeAlgorithm = "mtp" if own_draft and shape.mtp is not None else "eagle"
+        name: SpeculativeAlgorithm = "mtp" if own_draft and shape.draft_layers else "eagle"
     elif algorithm in names:
         name = names[algorithm]
     else:
@@ -194,7 +200,6 @@ def speculation_of(identity: EngineIdentity, shape: ModelShape, draft_shape: Mod
 
 
 def _hardware(
-    identity: EngineIdentity,
     quantization: Quantization | None,
     gpus: Sequence[tuple[GpuInfo, LinkStatus | None, GpuSpec | None]],
     declared: Declared,
@@ -203,11 +208,8 @@ def _hardware(
     """The slowest GPU of the group and the slowest link between them."""
     bandwidths = []
     for info, _, spec in gpus:
-        bandwidth = (declared.memory_bandwidth_bytes_per_second or {}).get(info.uuid.lower()) or (
-            declared.memory_bandwidth_bytes_per_second or {}
-        ).get(info.pci_bus_id)
-        if bandwidth is None:
-            bandwidth = info.memory_bandwidth_max_bytes_per_second
+        told = declared.memory_bandwidth_bytes_per_second
+        bandwidth = told.get(info.uuid.lower()) or told.get(info.pci_bus_id) or info.memory_bandwidth_max_bytes_per_second
         if bandwidth is None and spec is not None:
             bandwidth = spec.memory_bandwidth_bytes_per_second
             assumed.append("memory_bandwidth")
@@ -218,35 +220,23 @@ def _hardware(
                 "set memory_bandwidth_bytes_per_second of this GPU",
             )
         bandwidths.append(bandwidth)
-    link: float | None = None
-    latency = declared.allreduce_latency_seconds
-    if len(gpus) > 1:
-        link, over_nvlink = _slowest_link(gpus)
-        if link is None:
-            return NoCeiling("gpus_unknown", "the link of one of this server's GPUs cannot be read")
-        if over_nvlink:
-            assumed.append("nvlink_bandwidth")
-        if latency is None:
-            latency = NVLINK_ALLREDUCE_LATENCY_SECONDS if over_nvlink else PCIE_ALLREDUCE_LATENCY_SECONDS
-            assumed.append("allreduce_latency")
     efficiency = declared.bandwidth_efficiency
     if efficiency is None:
         efficiency = min(default_efficiency(info.name, quantization) for info, _, _ in gpus)
         assumed.append("bandwidth_efficiency")
-    specs = [spec for _, _, spec in gpus]
-    return Hardware(
-        memory_bandwidth_bytes_per_second=min(bandwidths),
-        bandwidth_efficiency=efficiency,
-        matrix_flops_per_second=_slowest_flops(specs),
-        link_bandwidth_bytes_per_second=link,
-        allreduce_latency_seconds=PCIE_ALLREDUCE_LATENCY_SECONDS if latency is None else latency,
-    )
-
-
-NVLINK_ALLREDUCE_LATENCY_SECONDS = 4e-6
-"""NVLink with custom all-reduce takes 2 to 5 us (ceiling model, item 8)."""
-PCIE_ALLREDUCE_LATENCY_SECONDS = 8e-6
-"""PCIe with peer access takes 5 to 10 us; 8 us in the founding case."""
+    hardware = Hardware(min(bandwidths), efficiency, _slowest_flops([spec for _, _, spec in gpus]))
+    if len(gpus) == 1:
+        return hardware
+    link, over_nvlink = _slowest_link(gpus)
+    if link is None:
+        return NoCeiling("gpus_unknown", "the link of one of this server's GPUs cannot be read")
+    if over_nvlink:
+        assumed.append("nvlink_bandwidth")
+    latency = declared.allreduce_latency_seconds
+    if latency is None:
+        latency = default_allreduce_latency(over_nvlink, len(gpus))
+        assumed.append("allreduce_latency")
+    return replace(hardware, link_bandwidth_bytes_per_second=link, allreduce_latency_seconds=latency)
 
 
 def _slowest_link(gpus: Sequence[tuple[GpuInfo, LinkStatus | None, GpuSpec | None]]) -> tuple[float | None, bool]:

@@ -101,14 +101,15 @@ class Monitor:
         self._judgements: dict[str, LinkJudgement] = {}
         self._traffic: dict[str, _Traffic] = {}
         self._servers = {server_source_name(settings): _Server(settings) for settings in config.servers}
+        self._gpu_settings = {key.lower(): settings for key, settings in config.gpus.items()}
         self._declared = Declared(
             config.ceiling.bandwidth_efficiency,
             config.ceiling.fixed_seconds,
             config.ceiling.allreduce_latency_seconds,
             {
-                key.lower(): gpu.memory_bandwidth_bytes_per_second
-                for key, gpu in config.gpus.items()
-                if gpu.memory_bandwidth_bytes_per_second is not None
+                key: settings.memory_bandwidth_bytes_per_second
+                for key, settings in self._gpu_settings.items()
+                if settings.memory_bandwidth_bytes_per_second is not None
             },
         )
         self._judge_settings = JudgeSettings(
@@ -332,7 +333,7 @@ class Monitor:
         return server_gpus(server.settings.gpus, identity, self._infos.values(), is_local(server.settings.url))
 
     def _expected(self, info: GpuInfo) -> ExpectedLink:
-        declared = self._config.gpus.get(info.uuid) or self._config.gpus.get(info.pci_bus_id)
+        declared = self._gpu_settings.get(info.uuid.lower()) or self._gpu_settings.get(info.pci_bus_id)
         return expected_link(
             info.link_generation_max_gpu,
             info.link_generation_max_system,

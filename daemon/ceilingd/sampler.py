@@ -14,7 +14,7 @@ from ceilingd.records import SourceHealth
 from ceilingd.sources.source import Source, SourceError
 
 QUIET_SECONDS = 30.0
-"""After a line about a source, further changes of its state within this time are counted instead of logged."""
+"""A source that fails for the same reason again within this time is counted instead of logged: flapping must not flood."""
 
 
 class Sink(Protocol):
@@ -141,16 +141,16 @@ class _Lines:
     def __init__(self, clock: Clock, source: str) -> None:
         self._clock = clock
         self._log = structlog.get_logger("ceilingd.sampler").bind(source=source)
-        self._quiet_until = float("-inf")
+        self._quiet_until: dict[str, float] = {}
         self._unsaid = 0
         self._failure_said = False
 
     def failed(self, reason: str, message: str, defect: Exception | None) -> None:
         now = self._clock.monotonic()
-        if now < self._quiet_until:
+        if now < self._quiet_until.get(reason, now):
             self._unsaid += 1
             return
-        self._quiet_until = now + QUIET_SECONDS
+        self._quiet_until[reason] = now + QUIET_SECONDS
         self._log.warning("source failed", reason=reason, error=message, exc_info=defect, **self._take_unsaid())
         self._failure_said = True
 

@@ -141,6 +141,17 @@ async def test_one_line_per_change_of_state_and_few_when_it_flaps() -> None:
     assert lines[2]["unsaid_changes"] == 14
 
 
+async def test_a_failure_that_turns_into_another_is_said() -> None:
+    clock = FakeClock()
+    source = Script("s", [SourceError("stuck", "no answer"), SourceError("unknown_error", "restart the container")])
+    sampler = Sampler([source], Kept(), clock)
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(10):
+            await sampler.sample(source)
+            clock.advance(1)
+    assert [line["error"] for line in lines] == ["no answer", "restart the container"]
+
+
 def test_names_must_be_unique() -> None:
     with pytest.raises(ValueError, match="unique"):
         Sampler([Script("same", [1]), Script("same", [2])], Kept(), FakeClock())
