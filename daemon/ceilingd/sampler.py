@@ -78,12 +78,12 @@ class Sampler:
             async with asyncio.timeout(source.timeout_seconds):
                 reading = await source.read()
         except SourceError as error:
-            self._failed(source, error.reason, str(error))
+            self._failed(source, error.reason, str(error), consequence=error.consequence)
         except TimeoutError:
             self._failed(source, "timeout", f"no answer within {source.timeout_seconds:g} s")
         except Exception as error:
             message = f"{type(error).__name__} inside ceilingd while reading this source: please report it"
-            self._failed(source, "defect", message, error)
+            self._failed(source, "defect", message, defect=error)
         else:
             self._succeeded(source, began)
             self._sink.accept(source.name, reading)
@@ -108,7 +108,15 @@ class Sampler:
         if before.last_error_reason is not None:
             self._lines[source.name].recovered(before.consecutive_failures)
 
-    def _failed(self, source: Source[Any], reason: str, message: str, defect: Exception | None = None) -> None:
+    def _failed(
+        self,
+        source: Source[Any],
+        reason: str,
+        message: str,
+        *,
+        consequence: bool = False,
+        defect: Exception | None = None,
+    ) -> None:
         before = self._health[source.name]
         errors = dict(before.errors_total)
         errors[reason] = errors.get(reason, 0) + 1
@@ -122,7 +130,7 @@ class Sampler:
             last_error_reason=reason,
         )
         self._sink.lose(source.name)
-        if before.last_error_reason != reason:
+        if before.last_error_reason != reason and not consequence:
             self._lines[source.name].failed(reason, message, defect)
 
 

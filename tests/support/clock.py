@@ -43,6 +43,8 @@ class SteppedClock(FakeClock):
                 woken.set_result(None)
 
     async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            return
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append((self.monotonic() + seconds, woken))
         await woken

@@ -152,6 +152,17 @@ async def test_a_failure_that_turns_into_another_is_said() -> None:
     assert [line["error"] for line in lines] == ["no answer", "restart the container"]
 
 
+async def test_a_consequence_is_counted_and_not_said() -> None:
+    clock = FakeClock()
+    source = Script("s", [SourceError("waiting", "another source says why", consequence=True), "fine"])
+    sampler = Sampler([source], Kept(), clock)
+    with structlog.testing.capture_logs() as lines:
+        await sampler.sample(source)
+        assert dict(sampler.health()[0].errors_total) == {"waiting": 1}
+        await sampler.sample(source)
+    assert lines == []
+
+
 def test_names_must_be_unique() -> None:
     with pytest.raises(ValueError, match="unique"):
         Sampler([Script("same", [1]), Script("same", [2])], Kept(), FakeClock())

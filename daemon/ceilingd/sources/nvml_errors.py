@@ -104,7 +104,8 @@ def library_unusable(path: object, text: str) -> SourceError:
 
 def not_initialized() -> SourceError:
     """Links and traffic have nothing to read until the source `nvml` has initialized the library."""
-    return SourceError(reason(UNINITIALIZED), "NVML is not initialized; the source nvml says why and tries again")
+    message = "NVML is not initialized; the source nvml says why and tries again"
+    return SourceError(reason(UNINITIALIZED), message, consequence=True)
 
 
 def call_stuck(call: str, seconds: float) -> SourceError:

@@ -12,11 +12,13 @@ class SourceError(Exception):
 
     `reason` is one word from a short fixed list (it becomes the label of `ceilingd_source_errors_total`): never text
     from outside. The message is one sentence for a person: what is wrong and the cure. It never contains a secret.
+    `consequence`: another source's failure is the cause and tells it; this one is counted but not worth a line of its own.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, consequence: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
+        self.consequence = consequence
 
 
 class Source(Protocol[T_co]):

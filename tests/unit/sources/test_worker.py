@@ -12,38 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ceilingd.sources.worker import CallStuckError, Worker
+from support.clock import SteppedClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 LIMIT = 2.0
 PATIENCE_SECONDS = 10.0
-
-
-class SteppedClock:
-    """Stands still until told; sleepers wake when their instant is reached."""
-
-    def __init__(self) -> None:
-        self._now = 100.0
-        self._sleepers: list[tuple[float, asyncio.Event]] = []
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def wall(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        self._now += seconds
-        for until, awake in self._sleepers:
-            if until <= self._now:
-                awake.set()
-
-    async def sleep(self, seconds: float) -> None:
-        awake = asyncio.Event()
-        self._sleepers.append((self._now + seconds, awake))
-        if seconds > 0:
-            await awake.wait()
 
 
 class Gate:
