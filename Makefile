@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo run test lint format unit bench clean
+.PHONY: help demo run test lint format unit bench docs clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -40,6 +40,10 @@ unit: $(VENV)/.installed-test ## the tests of single modules: seconds, no system
 bench: $(VENV)/.installed-test ## measure the daemon with 8 fake GPUs and 2 fake servers; about two minutes
 	@tests/install-system-packages
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/daemon.py $(ARGS)
+
+docs: $(VENV)/.installed-test ## write anew what is generated: daemon/METRICS.md, the settings in README.md
+	$(BIN)/ceilingd metrics --markdown > daemon/METRICS.md
+	PYTHONPATH=tests $(BIN)/python -m support.readme
 
 clean: ## remove the virtual environment and everything that was built
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
