@@ -5,11 +5,12 @@ from __future__ import annotations
 from ceilingd.collectors import build, ceiling, gpu, health, link, server
 from ceilingd.collectors.family import Family
 
-FAMILIES: tuple[Family, ...] = (
-    *build.FAMILIES,
-    *health.FAMILIES,
-    *gpu.FAMILIES,
-    *link.FAMILIES,
-    *server.FAMILIES,
-    *ceiling.FAMILIES,
+SUBJECTS: tuple[tuple[str, tuple[Family, ...]], ...] = (
+    ("Links", link.FAMILIES),
+    ("GPUs", gpu.FAMILIES),
+    ("Servers, observed", server.FAMILIES),
+    ("Ceiling, predicted", ceiling.FAMILIES),
+    ("Sources and daemon", health.FAMILIES),
+    ("Build and process", build.FAMILIES),
 )
+FAMILIES: tuple[Family, ...] = tuple(family for _, families in SUBJECTS for family in families)

@@ -44,6 +44,7 @@ header, footer { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; align-item
 h1 { margin: 0; font-size: 1.5rem; color: var(--text) }
 h2 { margin: 2rem 0 .5rem; font-size: 1.1rem }
 h3 { margin: 0; font-size: 1.05rem }
+h3 .dim { font-weight: 400 }
 a { color: var(--bar) }
 p { margin: .5rem 0 }
 section.card { margin: .75rem 0; padding: 1rem 1.25rem; background: var(--card); border: 1px solid var(--line);
@@ -59,6 +60,7 @@ th, td { padding: .3rem .75rem .3rem 0; text-align: left; border-bottom: 1px sol
 td.text { white-space: normal }
 thead th { font-weight: 600; color: var(--dim) }
 tbody th { font-weight: 400 }
+.total th, .total td { font-weight: 600 }
 .number { text-align: right }
 svg { display: block; width: 100%; min-width: 5rem; height: .7rem; fill: var(--bar) }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: .75rem 1.25rem; margin: 1rem 0 .5rem }
@@ -120,7 +122,7 @@ def verdict(rank: RankStatus) -> str:
     """One or two sentences with the numbers: what binds, how far from the ceiling, how much of it nothing explains."""
     ceiling, observation = rank.ceiling, rank.observation
     if isinstance(ceiling, NoCeiling):
-        return _capitalized(ceiling.message)
+        return f"No ceiling: {_stopped(ceiling.message)}"
     longest = max(ceiling.peak.components, key=lambda component: component.seconds)
     bound = (
         f"Bound by {_component_name(longest)}: {_milliseconds(longest.seconds)} of {_milliseconds(ceiling.peak.seconds)} ms "
@@ -161,7 +163,8 @@ def _servers(snapshot: Snapshot) -> Iterator[str]:
     for server in snapshot.servers:
         yield f'<section class="card"><h3>{escape(server.name)} <span class="dim">{escape(_model(server))}</span></h3>'
         if not server.health.up:
-            yield f'<p class="verdict bad">Does not answer. {escape(_capitalized(server.health.last_error or ""))}</p>'
+            why = f": {_stopped(server.health.last_error)}" if server.health.last_error else "."
+            yield f'<p class="verdict bad">Does not answer{escape(why)}</p>'
         elif not server.ranks:
             yield '<p class="verdict">It answers, but has said nothing about decoding yet.</p>'
         for rank in server.ranks:
@@ -200,7 +203,7 @@ def _figures(rank: RankStatus, observed: DecodeObservation | None, ceiling: Ceil
     yield "decoded, tokens/s", _number(observed.tokens_per_second if observed else None, 1)
     yield "ceiling at this accept length", _number(ceiling.observed_peak if ceiling else None, 1)
     if ceiling:
-        yield f"same at {ceiling.bandwidth_efficiency:.0%} bandwidth", _number(ceiling.observed_achievable, 1)
+        yield f"the same at {ceiling.bandwidth_efficiency:.0%} bandwidth", _number(ceiling.observed_achievable, 1)
     yield "ceiling, all drafts accepted", _number(ceiling.perfect_peak if ceiling else None, 1)
     yield "accept length", _number(observed.accept_length if observed else None, 2)
     yield "running requests", _number(running_requests(rank), 1)
@@ -209,7 +212,7 @@ def _figures(rank: RankStatus, observed: DecodeObservation | None, ceiling: Ceil
 
 
 def _components(ceiling: Ceiling) -> Iterator[str]:
-    yield '<div class="scroll"><table><caption>The predicted round on the slowest rank</caption>'
+    yield f"{_table('predicted round')}<caption>The predicted round on the slowest rank</caption>"
     yield _head("component", "ms at peak", f"ms at {ceiling.bandwidth_efficiency:.0%}", "share", "", "GB per GPU", "bound by")
     yield "<tbody>"
     achievable = {component.name: component.seconds for component in ceiling.achievable.components}
@@ -223,7 +226,7 @@ def _components(ceiling: Ceiling) -> Iterator[str]:
             f'<td class="number">{_number(component.bytes_per_gpu / 1e9, 3)}</td><td>{escape(component.bound)}</td></tr>'
         )
     yield (
-        f'<tr><th scope="row">round</th><td class="number">{_number(ceiling.peak.seconds * 1e3, 2)}</td>'
+        f'<tr class="total"><th scope="row">round</th><td class="number">{_number(ceiling.peak.seconds * 1e3, 2)}</td>'
         f'<td class="number">{_number(ceiling.achievable.seconds * 1e3, 2)}</td><td></td><td></td><td></td><td></td></tr>'
     )
     yield "</tbody></table></div>"
@@ -251,15 +254,15 @@ def _gpus(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.nvml.stuck_seconds > 0:
         yield f'<p class="bad">An NVML call has been stuck for {snapshot.nvml.stuck_seconds:.0f} s.</p>'
     if snapshot.nvml.reading is None:
-        yield f"<p>The NVIDIA driver is not read: {escape(_nvml_error(snapshot))}</p>"
+        yield f"<p>The NVIDIA driver is not read: {escape(_stopped(_nvml_error(snapshot)))}</p>"
     elif not readings:
         yield "<p>The NVIDIA driver answers, but has no GPU that can be read.</p>"
     for index, reason in unreadable:
         yield f'<p class="bad">GPU {index} cannot be read: {escape(reason)}</p>'
     if readings:
         links = {link.uuid: link for link in snapshot.links}
-        yield '<div class="scroll"><table>'
-        yield _head("GPU", "link now", "expected", "state", "use", "power", "memory", "PCIe out / in")
+        yield _table("GPUs")
+        yield _head("GPU", "link", "now", "expected", "use", "power", "memory", "PCIe out / in")
         yield "<tbody>"
         for gpu in readings:
             yield _gpu(gpu, links.get(gpu.info.uuid))
@@ -269,7 +272,7 @@ def _gpus(snapshot: Snapshot) -> Iterator[str]:
 
 def _nvml_error(snapshot: Snapshot) -> str:
     errors = (health.last_error for health in sources(snapshot) if health.name == "nvml")
-    return next((error for error in errors if error), "it has not answered yet.")
+    return next((error for error in errors if error), "it has not answered yet")
 
 
 def _gpu(gpu: GpuReading, link: LinkStatus | None) -> str:
@@ -277,33 +280,32 @@ def _gpu(gpu: GpuReading, link: LinkStatus | None) -> str:
     cells = (
         _setting(link.generation, link.width_lanes) if link else ABSENT,
         _setting(link.generation_expected, link.width_expected_lanes) if link else ABSENT,
-        _state(link),
         ABSENT if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}",
         f"{_number(gpu.power_watts, 0)} of {_number(limit, 0)} W",
         f"{_number(_scaled(gpu.memory_used_bytes, 1e-9), 1)} of {_number(_scaled(gpu.memory_total_bytes, 1e-9), 1)} GB",
         f"{_rate(link.transmit_bytes_per_second)} / {_rate(link.receive_bytes_per_second)}" if link else ABSENT,
     )
-    name = f'{gpu.info.index} <span class="dim">{escape(gpu.info.name)}, {escape(gpu.info.pci_bus_id)}</span>'
-    return f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+    name = f'{gpu.info.index} {escape(gpu.info.name)}<br><span class="dim">{escape(gpu.info.pci_bus_id)}</span>'
+    return f'<tr><th scope="row">{name}</th>{_state(link)}{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def _setting(generation: int | None, width_lanes: int | None) -> str:
     rate = bandwidth(generation, width_lanes)
-    return ABSENT if rate is None else f"Gen{generation} x{width_lanes}, {rate / 1e9:.1f} GB/s"
+    return ABSENT if rate is None else f'Gen{generation} x{width_lanes}<br><span class="dim">{rate / 1e9:.1f} GB/s</span>'
 
 
 def _state(link: LinkStatus | None) -> str:
     if link is None:
-        return ABSENT
+        return f"<td>{ABSENT}</td>"
     kind, meaning = _STATES[link.state]
-    return f'<span class="{kind}">{meaning}</span>'
+    return f'<td class="text {kind}">{meaning}</td>'
 
 
 # ------------------------------------------------------------------------------------------------------------ sources
 
 
 def _sources(snapshot: Snapshot) -> Iterator[str]:
-    yield '<section class="card"><div class="scroll"><table>'
+    yield f'<section class="card">{_table("sources")}'
     yield _head("source", "", "last success", "readings", "errors", "what to do")
     yield "<tbody>"
     for health in sources(snapshot):
@@ -316,7 +318,7 @@ def _sources(snapshot: Snapshot) -> Iterator[str]:
         )
         yield (
             f'<tr><th scope="row">{escape(health.name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}'
-            f'<td class="text">{escape(_capitalized(health.last_error or ""))}</td></tr>'
+            f'<td class="text">{escape(health.last_error or "")}</td></tr>'
         )
     yield "</tbody></table></div></section>"
 
@@ -333,9 +335,15 @@ def _source_state(health: SourceHealth) -> str:
 def _demo_banner(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.demo:
         yield (
-            '<p class="banner" role="note"><strong>Demo.</strong> Everything here is played: two RTX A6000 serving Qwen3.6-27B, '
-            "with idle phases and a link that gets stuck. Nothing of this host is measured.</p>"
+            '<p class="banner" role="note"><strong>Demo.</strong> '
+            "Everything here is played: two RTX A6000 serving "
+            "Qwen3.6-27B, with idle phases and a link that gets stuck. Nothing of this host is measured.</p>"
         )
+
+
+def _table(label: str) -> str:
+    """The start of a table that can be scrolled sideways, by keyboard too."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
 
 
 def _head(*titles: str) -> str:
@@ -362,9 +370,9 @@ def _rate(bytes_per_second: float | None) -> str:
     return ABSENT if bytes_per_second is None else f"{bytes_per_second / 1e9:.2f} GB/s"
 
 
-def _capitalized(sentence: str) -> str:
-    """A sentence as its own: with a capital and a full stop."""
-    return sentence[:1].upper() + sentence[1:] + ("" if sentence[-1:] in ("", ".", "!", "?") else ".")
+def _stopped(sentence: str) -> str:
+    """With a full stop. Without a capital: it may begin with a URL or a file name."""
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
 
 def _time(timestamp_seconds: float) -> str:

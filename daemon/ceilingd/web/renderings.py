@@ -16,7 +16,7 @@ from ceilingd.records import Snapshot
 ASKED_SECONDS = 300.0
 """A variant asked for within this time is rendered ahead, as soon as a snapshot is published."""
 GZIP_LEVEL = 1
-"""Brings the exposition of a large host to a tenth of its size in half a millisecond; level 6 gains little in twice the time."""
+"""Brings the exposition of a large host to a tenth of its size in half a millisecond; level 6 gains little."""
 
 Renderer = Callable[[Snapshot], bytes]
 
@@ -37,15 +37,15 @@ class Renderings:
         self._log = structlog.get_logger("ceilingd.web")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="render")
         self._bodies: dict[Variant, asyncio.Future[bytes | None]] = {}
+        self._under_way: set[asyncio.Future[bytes | None]] = set()
         self._asked: dict[Variant, float] = {}
         self._defective: set[str] = set()
         self.snapshot: Snapshot | None = None
 
     def publish(self, snapshot: Snapshot) -> None:
         """Serve this snapshot from now on, and render what has been asked for lately."""
-        behind = any(not body.done() for body in self._bodies.values())
         self.snapshot, self._bodies = snapshot, {}
-        if behind:
+        if self._under_way:
             return  # rendering takes longer than the snapshots last: work ahead would only pile up
         now = self._clock.monotonic()
         for variant, asked in self._asked.items():
@@ -70,6 +70,8 @@ class Renderings:
     def _start(self, variant: Variant, snapshot: Snapshot) -> asyncio.Future[bytes | None]:
         body = asyncio.get_running_loop().run_in_executor(self._thread, self._render, variant, snapshot)
         self._bodies[variant] = body
+        self._under_way.add(body)
+        body.add_done_callback(self._under_way.discard)
         return body
 
     def _render(self, variant: Variant, snapshot: Snapshot) -> bytes | None:

@@ -81,6 +81,12 @@ class WebServer:
         host = {"::": "localhost", "0.0.0.0": "localhost"}.get(self._host, self._host)  # noqa: S104  # compared, not bound
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
+    @property
+    def connections(self) -> int:
+        """Open connections; never more than `CONNECTIONS_MAX` for long."""
+        server = self._runner.server if self._runner is not None else None
+        return len(server.connections) if server is not None else 0
+
     async def start(self) -> None:
         """Listen. Raises `ListenError`."""
         sockets = await listen(self._listen_address)
@@ -202,7 +208,7 @@ class _Server(web.Server):
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if len(self._connections) > CONNECTIONS_MAX:
-            transport.abort()
+            self._loop.call_soon(transport.abort)  # not at once: aiohttp is still setting the connection up
 
 
 class _Protocol(RequestHandler):
