@@ -11,7 +11,7 @@ import pytest
 from ceilingd.collectors import FAMILIES
 from ceilingd.collectors.family import Family
 from ceilingd.collectors.markdown import metrics_markdown
-from ceilingd.records import DurationHistogram
+from ceilingd.records import DurationHistogram, Snapshot
 from support import snapshots
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ def test_names_are_unique_also_without_their_suffix() -> None:
     "snapshot", [snapshots.founding(), snapshots.large(), snapshots.bare()], ids=["founding", "large", "bare"]
 )
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_rows_match_their_declaration_and_no_series_appears_twice(family: Family, snapshot: snapshots.Snapshot) -> None:
+def test_rows_match_their_declaration_and_no_series_appears_twice(family: Family, snapshot: Snapshot) -> None:
     rows = list(family.rows(snapshot))
     assert all(len(values) == len(family.labels) for values, _ in rows)
     assert all(isinstance(text, str) for values, _ in rows for text in values)

@@ -26,9 +26,24 @@ def test_addresses(text: str, parsed: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "9939", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:http", "::1:9939", "[127.0.0.1]:9939", "[]:9939",
-     "[::1]9939", "http://127.0.0.1:9939", "a b:1", "127.0.0.1:9939\n", "127.0.0.1:９"],
-)  # fmt: skip
+    [
+        "",
+        "9939",
+        "127.0.0.1",
+        "127.0.0.1:",
+        "127.0.0.1:65536",
+        "127.0.0.1:-1",
+        "127.0.0.1:http",
+        "::1:9939",
+        "[127.0.0.1]:9939",
+        "[]:9939",
+        "[::1]9939",
+        "http://127.0.0.1:9939",
+        "a b:1",
+        "127.0.0.1:9939\n",
+        "127.0.0.1:９",
+    ],
+)
 def test_what_is_no_address_is_named_with_the_cure(text: str) -> None:
     with pytest.raises(ListenError, match=r"is not an address: write HOST:PORT, \[IPV6\]:PORT, or :PORT") as raised:
         parse_listen_address(text)

@@ -113,8 +113,8 @@ def test_the_founding_case_at_a_glance() -> None:
         "round 42.59 52.82",
         "Assumed, neither measured nor configured: bandwidth efficiency, fixed seconds, gpu mapping.",
         "Observations rejected, counter reset: 1.",
-        "0 NVIDIA RTX A6000 0000:41:00.0 at the expected link Gen4 x16 31.5 GB/s Gen4 x16 31.5 GB/s 98% 288 of 300 W 45.0 of 51.5 GB "
-        "1.50 GB/s / 1.25 GB/s",
+        "0 NVIDIA RTX A6000 0000:41:00.0 at the expected link Gen4 x16 31.5 GB/s Gen4 x16 31.5 GB/s 98% 288 of 300 W "
+        "45.0 of 51.5 GB 1.50 GB/s / 1.25 GB/s",
         "sglang/qwen up 0.2 s ago 100 0",
     ):
         assert words in text
