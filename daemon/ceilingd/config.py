@@ -306,7 +306,7 @@ class Loaded:
 def load(
     arguments: argparse.Namespace | None = None,
     environment: Mapping[str, str] = os.environ,
-    default_file: Path = DEFAULT_FILE,
+    default_file: Path | None = None,
     without: frozenset[str] = frozenset(),
 ) -> Config:
     """The configuration; see `load_with_origin`."""
@@ -316,15 +316,16 @@ def load(
 def load_with_origin(
     arguments: argparse.Namespace | None = None,
     environment: Mapping[str, str] = os.environ,
-    default_file: Path = DEFAULT_FILE,
+    default_file: Path | None = None,
     without: frozenset[str] = frozenset(),
 ) -> Loaded:
     """The configuration from `arguments` (parsed by a parser with `add_arguments`), `environment`, file and defaults.
 
-    `without`: top-level keys to pass over wherever they stand. Raises `ConfigError`."""
+    `default_file`: instead of `DEFAULT_FILE`. `without`: top-level keys to pass over wherever they stand.
+    Raises `ConfigError`."""
     flags = _flags_layer(arguments)
     variables = _environment_layer(environment)
-    file = _file(arguments, environment, default_file)
+    file = _file(arguments, environment, default_file or DEFAULT_FILE)
     layers = [flags, variables, *([Layer("file", _read_toml(file), str(file))] if file is not None else [])]
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
