@@ -25,6 +25,7 @@ from ceilingd.web.server import ListenError, WebServer
 
 FIRST_SNAPSHOT_SECONDS = 1.0
 """The first snapshot waits for the first read of every source, but no longer than this."""
+PUBLISH_DELAY_SHARE = 0.15
 LAG_PROBE_SECONDS = 0.1
 STOP_SECONDS = 1.0
 """Sources get this long to close."""
@@ -159,6 +160,8 @@ class App:
                 await self.sampler.all_attempted.wait()
         except TimeoutError:
             pass
+        # Sources start their reads together; a snapshot just behind them shows values that are young.
+        await self._clock.sleep(PUBLISH_DELAY_SHARE * self._config.sample_interval_seconds)
         while True:
             began = self._clock.monotonic()
             try:

@@ -54,6 +54,8 @@ class _Server:
     observations: tuple[DecodeObservation, ...] = ()
     rejected: dict[str, int] = field(default_factory=dict)
     moved_monotonic_seconds: float = float("-inf")
+    judged: EngineReading | None = None
+    """The reading that was last held against the ceiling: each counts once."""
 
 
 @dataclass(slots=True)
@@ -277,10 +279,9 @@ class Monitor:
 
     def _server_status(self, server: _Server, health: SourceHealth, links: Mapping[str, LinkStatus]) -> ServerStatus:
         reading = server.reading
-        rejected = tuple(server.rejected.items())
         url = public_url(server.settings.url)
         if reading is None:
-            return ServerStatus(server.settings.name, url, health, None, rejected_total=rejected)
+            return ServerStatus(server.settings.name, url, health, None, rejected_total=tuple(server.rejected.items()))
         gpus, assumed = self._gpus_of(server)
         observations = {observation.dp_rank: observation for observation in server.observations}
         ranks = []
@@ -289,14 +290,10 @@ class Monitor:
             ceiling = self._ceiling(
                 server.settings, reading.identity, observation, _replica(gpus, rank.dp_rank), links, assumed
             )
-            if (
-                isinstance(ceiling, Ceiling)
-                and observation is not None
-                and observation.round_seconds is not None
-                and observation.round_seconds < ceiling.peak.seconds
-            ):
+            if server.judged is not reading and _above_ceiling(observation, ceiling):
                 server.rejected["above_physical_ceiling"] = server.rejected.get("above_physical_ceiling", 0) + 1
             ranks.append(RankStatus(rank.dp_rank, rank, observation, ceiling))
+        server.judged = reading
         named = {name: None for rank in ranks if isinstance(rank.ceiling, Ceiling) for name in rank.ceiling.assumed}
         named.update(dict.fromkeys(assumed))
         return ServerStatus(
@@ -341,6 +338,13 @@ class Monitor:
             declared.expected_generation if declared is not None else None,
             declared.expected_width if declared is not None else None,
         )
+
+
+def _above_ceiling(observation: DecodeObservation | None, ceiling: Ceiling | NoCeiling) -> bool:
+    """Is the observed round shorter than the hardware allows? Then an input of the model is wrong about this server."""
+    if isinstance(ceiling, NoCeiling) or observation is None or observation.round_seconds is None:
+        return False
+    return observation.round_seconds < ceiling.peak.seconds
 
 
 def _replica(gpus: Sequence[ServerGpu], dp_rank: str) -> tuple[ServerGpu, ...]:

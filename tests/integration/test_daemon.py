@@ -24,6 +24,18 @@ DATA = Path(__file__).parents[1] / "data"
 CALL_TIMEOUT_SECONDS = 0.15
 
 
+IDLE_AT_GEN1 = {
+    "0.pcie.gen": 1,
+    "1.pcie.gen": 1,
+    "*.util.gpu": 0,
+    "*.power.mw": 22000,
+    "*.clock.sm": 210,
+    "*.throttle": 1,
+    "*.pcie.tx_kbps": 0,
+    "*.pcie.rx_kbps": 0,
+}
+
+
 class Daemon:
     """A running daemon and what it serves."""
 
@@ -131,8 +143,7 @@ async def test_a_link_slow_under_load_and_its_recovery(fake_nvml: FakeNvml, tmp_
         text = await running.until(has(r'ceilingd_pcie_link_state\{gpu="1".*"full"\} 1'), "the recovered link")
         assert has(r'ceilingd_gpu_busy_seconds_total\{gpu="1".*generation="1"')(text)
         # Idle at Gen1 is no fault.
-        fake_nvml.update({"*.pcie.gen": 1, "1.pcie.gen": 1, "*.util.gpu": 0, "*.power.mw": 22000, "*.clock.sm": 210, "*.throttle": 1,
-                          "*.pcie.tx_kbps": 0, "*.pcie.rx_kbps": 0})  # fmt: skip
+        fake_nvml.update(IDLE_AT_GEN1)
         await running.until(has(r'ceilingd_pcie_link_state\{gpu="1".*"idle_downshift"\} 1'), "the idle link")
 
 

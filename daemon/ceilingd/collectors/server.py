@@ -84,15 +84,16 @@ def _gpus(snapshot: Snapshot) -> Iterator[Row]:
 
 
 def running_requests(rank: RankStatus) -> float | None:
-    """Mean over the observation window while it decodes, else what the engine says now."""
-    return rank.observation.running_requests if rank.observation is not None else rank.reading.running_requests
+    """Mean over the observation window while it decodes; 0 while the engine says so. Any other number of a rank that is
+    not seen decoding may be what an engine left standing when it fell idle (0.4.1 to 0.4.3 for ever, later ones 30 s)."""
+    if rank.observation is not None:
+        return rank.observation.running_requests
+    return 0.0 if rank.reading.running_requests == 0 else None
 
 
 def context_tokens(rank: RankStatus) -> float | None:
-    """Mean over the observation window where that has one, else what the engine says now."""
-    if rank.observation is not None and rank.observation.context_tokens is not None:
-        return rank.observation.context_tokens
-    return rank.reading.context_tokens
+    """Mean over the observation window; absent while nothing decodes, since the engine's figure stays as it was."""
+    return rank.observation.context_tokens if rank.observation is not None else None
 
 
 def _rejected(snapshot: Snapshot) -> Iterator[Row]:
@@ -183,14 +184,14 @@ FAMILIES = (
     Family(
         "ceilingd_decode_running_requests",
         "gauge",
-        "Requests in the decode batch: mean over the observation window, or as the engine says while nothing is observed.",
+        "Requests in the decode batch, mean over the observation window; 0 when idle; absent while that is not known.",
         RANK,
         each_rank(running_requests),
     ),
     Family(
         "ceilingd_decode_context_tokens",
         "gauge",
-        "Tokens held by all running requests together.",
+        "Tokens held by all running requests together, mean over the observation window; absent while nothing decodes.",
         RANK,
         each_rank(context_tokens),
     ),

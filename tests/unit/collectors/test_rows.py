@@ -194,15 +194,20 @@ def test_ranks_of_a_server_are_mapped_to_gpus() -> None:
     }
 
 
-def test_load_is_the_mean_of_the_window_while_it_decodes_and_the_engines_word_otherwise() -> None:
+def test_load_is_the_mean_of_the_window_and_no_stale_figure_of_the_engine() -> None:
     assert value(FOUNDING, "ceilingd_decode_context_tokens") == 512
     status = FOUNDING.servers[0]
-    idle = replace(status, ranks=tuple(replace(rank, observation=None) for rank in status.ranks))
-    snapshot = replace(FOUNDING, servers=(idle,))
-    assert value(snapshot, "ceilingd_decode_context_tokens") == 500
-    assert value(snapshot, "ceilingd_decode_running_requests") == 1
-    assert rows(snapshot, "ceilingd_decode_tokens_per_second") == {}
-    assert rows(snapshot, "ceilingd_decode_accept_length") == {}
+
+    def not_decoding(running: float) -> Snapshot:
+        ranks = tuple(
+            replace(rank, observation=None, reading=replace(rank.reading, running_requests=running)) for rank in status.ranks
+        )
+        return replace(FOUNDING, servers=(replace(status, ranks=ranks),))
+
+    assert value(not_decoding(0), "ceilingd_decode_running_requests") == 0
+    assert rows(not_decoding(1), "ceilingd_decode_running_requests") == {}
+    for name in ("context_tokens", "tokens_per_second", "accept_length"):
+        assert rows(not_decoding(1), f"ceilingd_decode_{name}") == {}
 
 
 # ------------------------------------------------------------------------------------------------------------ ceiling
