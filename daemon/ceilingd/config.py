@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO, cast, get_args, get_origin
 from urllib.parse import urlsplit
@@ -95,17 +96,22 @@ def parse_listen_address(text: str) -> tuple[str | None, int]:
     """(host, port) of HOST:PORT, [IPV6]:PORT or :PORT; no host means all interfaces. Raises `ValueError`."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if bracketed:
-        host = host[1:-1]
+    host = host[1:-1] if bracketed else host
     if ":" in host and not bracketed:
         raise ValueError("must have its IPv6 address in brackets: [::1]:9939")
-    if not colon or (bracketed and not re.fullmatch(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.%\w]*", host)):
+    if not colon or not (_is_ipv6(host) if bracketed else re.fullmatch(r"[A-Za-z0-9._-]*", host)):
         raise ValueError("must be HOST:PORT, [IPV6]:PORT or :PORT, such as 127.0.0.1:9939")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError("must end in a port from 0 to 65535, such as 127.0.0.1:9939")
-    if not bracketed and not re.fullmatch(r"[A-Za-z0-9._-]*", host):
-        raise ValueError("must be HOST:PORT, [IPV6]:PORT or :PORT, such as 127.0.0.1:9939")
     return host or None, int(port)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 # --------------------------------------------------------------------------------------------------- settings
@@ -148,7 +154,7 @@ class ServerSettings(BaseModel):
             raise ValueError("must be a URL such as http://127.0.0.1:30000 with a port up to 65535") from None
         if parts.scheme not in ("http", "https"):
             raise ValueError("must start with http:// or https://")
-        if not host or re.search(r"[\s\x00-\x1f\x7f]", url):
+        if not host or not (_is_ipv6(host) or re.fullmatch(r"[a-z0-9._-]+", host)) or not (url.isascii() and url.isprintable()):
             raise ValueError("must name a host, such as http://127.0.0.1:30000")
         if parts.query or parts.fragment or re.search(r"/(metrics|v1|server_info|model_info|health)\b", parts.path):
             raise ValueError(f"must be the base URL alone: {parts.scheme}://{parts.netloc}")

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from yarl import URL
 
 from ceilingd import config
-from ceilingd.config import Config, ConfigError, load, load_with_origin
+from ceilingd.config import Config, ConfigError, ServerSettings, load, load_with_origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -210,7 +212,7 @@ def test_a_listen_address_is_host_and_port(text: str, address: tuple[str | None,
 
 
 @pytest.mark.parametrize(
-    "text", ["", "9939", "a:", "a:b", "a:65536", "a:-1", "::1:9939", "[::1]", "[x]:1", "a b:1", "http://a:1", "a:١"]
+    "text", ["", "9939", "a:", "a:b", "a:65536", "a:-1", "::1:9939", "[::1]", "[x]:1", "[:::]:1", "a b:1", "http://a:1", "a:١"]
 )
 def test_a_malformed_listen_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must"):
@@ -336,6 +338,17 @@ def test_anything_at_all_gives_a_configuration_or_sentences(values: dict[str, ob
     except ConfigError as error:
         found = error.problems
     assert all(sentence.startswith("CEILINGD_") and sentence.isprintable() for sentence in found)
+
+
+@given(st.from_regex(r"https?://[^/]{0,9}[:.\\[\\]%a-f0-9]{0,9}(/[^/]{0,3})?", fullmatch=True))
+def test_every_url_that_is_accepted_can_be_asked(url: str) -> None:
+    try:
+        server = ServerSettings(url=url)
+    except ValidationError:
+        return
+    host = URL(server.url).host
+    assert host
+    assert server.name.isprintable()
 
 
 # --------------------------------------------------------------------------------------------------- colours, documentation
