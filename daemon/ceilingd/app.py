@@ -129,6 +129,13 @@ class App:
         self._stack.push_async_callback(self.web.stop)
         self._stack.push_async_callback(self._close_sources)
         self._log.info("listening", url=self.web.url, version=__version__, demo=self._demo)
+        if self._demo:
+            self._log.info(
+                "demo",
+                note="a played deployment: every number is invented or recorded, none is measured here",
+                page=f"{self.web.url}/",
+                metrics=f"{self.web.url}/metrics",
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:

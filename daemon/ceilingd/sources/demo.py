@@ -15,6 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from ceilingd.clock import Clock
 from ceilingd.config import Config, ServerSettings
 from ceilingd.parse.sglang import parse_loads
@@ -53,7 +55,7 @@ class Phase:
 TIMELINE = (
     Phase("load", 72, loaded=True),
     Phase("idle, links at Gen1", 26, loaded=False),
-    Phase("load", 36, loaded=True),
+    Phase("load again", 36, loaded=True),
     Phase("GPU 1 stays at Gen1 under load", 52, loaded=True, stuck=True),
     Phase("recovered", 54, loaded=True),
 )
@@ -98,6 +100,10 @@ class Deployment:
         """The phase now and the real seconds since it began."""
         phase, since = phase_at(self.script_seconds())
         return phase, since / self._speed
+
+    def seconds_of(self, phase: Phase) -> float:
+        """Real seconds that a phase lasts."""
+        return phase.seconds / self._speed
 
     def wave(self, period_seconds: float, index: int = 0) -> float:
         """-1 to 1, slowly: noise that a test can repeat."""
@@ -156,11 +162,16 @@ class _DemoSource:
 
 
 class DemoNvml(_DemoSource):
-    """Two A6000 at the sample interval."""
+    """Two A6000 at the sample interval. Says in the log when the timeline enters another phase."""
+
+    _said: Phase | None = None
 
     async def read(self) -> NvmlReading:
         deployment = self._deployment
         phase, _ = deployment.phase()
+        if phase is not self._said:
+            self._said = phase
+            structlog.get_logger("ceilingd.demo").info("demo phase", phase=phase.name, seconds=deployment.seconds_of(phase))
         gpus = tuple(
             GpuReading(
                 info=info,
