@@ -54,6 +54,8 @@ class _Server:
     observations: tuple[DecodeObservation, ...] = ()
     rejected: dict[str, int] = field(default_factory=dict)
     moved_monotonic_seconds: float = float("-inf")
+    gpus: tuple[ServerGpu, ...] = ()
+    gpus_assumed: tuple[str, ...] = ()
     judged: EngineReading | None = None
     """The reading that was last held against the ceiling: each counts once."""
 
@@ -129,6 +131,7 @@ class Monitor:
             case NvmlReading():
                 self._nvml = reading
                 self._infos = {gpu.info.uuid: gpu.info for gpu in reading.gpus}
+                self._map_gpus()
             case LinkReadings():
                 self._links = reading
                 self._judge(reading)
@@ -144,6 +147,7 @@ class Monitor:
         if source == "nvml":
             self._nvml = None
             self._infos = {}
+            self._map_gpus()
         elif source == "nvml_links":
             self._links = None
         elif source == "nvml_traffic":
@@ -159,7 +163,18 @@ class Monitor:
         server.window, server.observations, rejected = observe(server.window, reading)
         for reason in rejected:
             server.rejected[reason] = server.rejected.get(reason, 0) + 1
+        renamed = server.reading is None or server.reading.identity is not reading.identity
         server.reading = reading
+        if renamed:
+            self._map_gpus()
+
+    def _map_gpus(self) -> None:
+        """Which GPUs each server is on; to be told anew when either side changes."""
+        for server in self._servers.values():
+            identity = server.reading.identity if server.reading is not None else None
+            server.gpus, server.gpus_assumed = server_gpus(
+                server.settings.gpus, identity, self._infos.values(), is_local(server.settings.url)
+            )
 
     def _judge(self, readings: LinkReadings) -> None:
         now = readings.monotonic_seconds
@@ -192,7 +207,7 @@ class Monitor:
             if server.reading is None:
                 continue
             recent = now - server.moved_monotonic_seconds <= hold
-            for gpu in self._gpus_of(server)[0]:
+            for gpu in server.gpus:
                 moved[gpu.uuid] = moved.get(gpu.uuid, False) or recent
         return moved
 
@@ -282,7 +297,7 @@ class Monitor:
         url = public_url(server.settings.url)
         if reading is None:
             return ServerStatus(server.settings.name, url, health, None, rejected_total=tuple(server.rejected.items()))
-        gpus, assumed = self._gpus_of(server)
+        gpus, assumed = server.gpus, server.gpus_assumed
         observations = {observation.dp_rank: observation for observation in server.observations}
         ranks = []
         for rank in reading.ranks:
@@ -324,10 +339,6 @@ class Monitor:
             return predict(inputs)
         except ValueError as error:
             return NoCeiling("unsupported_deployment", str(error))
-
-    def _gpus_of(self, server: _Server) -> tuple[tuple[ServerGpu, ...], tuple[str, ...]]:
-        identity = server.reading.identity if server.reading is not None else None
-        return server_gpus(server.settings.gpus, identity, self._infos.values(), is_local(server.settings.url))
 
     def _expected(self, info: GpuInfo) -> ExpectedLink:
         declared = self._gpu_settings.get(info.uuid.lower()) or self._gpu_settings.get(info.pci_bus_id)
