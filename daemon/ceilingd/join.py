@@ -15,10 +15,10 @@ from ceilingd.ceiling.inputs import (
     Deployment,
     Hardware,
     Load,
-    Quantization,
     Speculation,
     SpeculativeAlgorithm,
 )
+from ceilingd.ceiling.quantization import Quantization
 from ceilingd.ceiling.shape import ModelShape
 from ceilingd.gpus import GpuSpec
 from ceilingd.links.rates import GENERATIONS, WIDTHS_LANES, link_bandwidth

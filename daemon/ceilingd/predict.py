@@ -21,11 +21,11 @@ from ceilingd.ceiling.inputs import (
     Hardware,
     Load,
     Override,
-    Quantization,
     Speculation,
     SpeculativeAlgorithm,
 )
 from ceilingd.ceiling.levers import levers
+from ceilingd.ceiling.quantization import Quantization
 from ceilingd.ceiling.shape import shape_from_parameters
 from ceilingd.gpus import GpuSpec, GpuTable, load_gpus
 from ceilingd.links.rates import link_bandwidth

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ceilingd.ceiling.inputs import Quantization
+    from ceilingd.ceiling.quantization import Quantization
 
 _OTHERWISE = 0.80
 _BY_GPU_AND_FORMAT = {

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ceilingd.ceiling.quantization import Quantization
     from ceilingd.ceiling.shape import ModelShape
 
 SpeculativeAlgorithm = Literal["none", "mtp", "eagle", "eagle3", "standalone", "ngram"]
-Quantization = Literal[
-    "bf16", "fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "awq", "gptq", "nvfp4", "mxfp4"
-]  # fmt: skip
 AllreduceAlgorithm = Literal["ring", "one_shot"]
 
 

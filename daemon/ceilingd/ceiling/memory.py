@@ -46,8 +46,8 @@ def sum_weights(
     total_bytes = quantized = kept = 0.0
     for count, tensor in tensors:
         parameters = count * tensor.parameters_per_gpu(tensor_parallel, attention_parallel)
-        total_bytes += parameters * weight_format.bits(tensor) / 8
-        if weight_format.quantizes(tensor):
+        total_bytes += parameters * weight_format.bits(tensor.kind, tensor.columns) / 8
+        if weight_format.quantizes(tensor.kind):
             quantized += parameters
         else:
             kept += parameters

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
-if TYPE_CHECKING:
-    from ceilingd.ceiling.inputs import Quantization
-    from ceilingd.ceiling.shape import Tensor
+Quantization = Literal[
+    "bf16", "fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "awq", "gptq", "nvfp4", "mxfp4"
+]  # fmt: skip
+TensorKind = Literal["matrix", "embedding", "head", "kept"]
+"""`matrix` follows the model's quantization, `head` only where that says so; `embedding` and `kept` (norms, biases,
+convolutions, routers) stay at 16 bits."""
 
 KEPT_BITS = 16.0
 """Embedding, norms, biases and routers in every format, and the head unless the format says otherwise."""
@@ -61,15 +64,15 @@ class WeightFormat:
     head: bool = False
     """The head is quantized as well."""
 
-    def quantizes(self, tensor: Tensor) -> bool:
-        """Whether the tensor is held in this format rather than at 16 bits."""
-        return tensor.kind == "matrix" or (tensor.kind == "head" and self.head)
+    def quantizes(self, kind: TensorKind) -> bool:
+        """Whether tensors of this kind are held in this format rather than at 16 bits."""
+        return kind == "matrix" or (kind == "head" and self.head)
 
-    def bits(self, tensor: Tensor) -> float:
-        """Bits per element of the tensor."""
-        if not self.quantizes(tensor):
+    def bits(self, kind: TensorKind, columns: int) -> float:
+        """Bits per element of a tensor of this kind with `columns` inputs."""
+        if not self.quantizes(kind):
             return KEPT_BITS
-        return bits_per_weight(self.quantization, tensor.columns, self.group_size, self.symmetric)
+        return bits_per_weight(self.quantization, columns, self.group_size, self.symmetric)
 
     @property
     def arithmetic(self) -> str:

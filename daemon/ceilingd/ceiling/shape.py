@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ceilingd.ceiling.quantization import BF16, WeightFormat
+from ceilingd.ceiling.quantization import BF16, TensorKind, WeightFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ceilingd.ceiling.inputs import Quantization
+    from ceilingd.ceiling.quantization import Quantization
 
 VOCABULARY_PADDING = 64
 """SGLang pads the vocabulary to a multiple of this before sharding (`DEFAULT_VOCAB_PADDING_SIZE`)."""
@@ -59,9 +59,7 @@ class Tensor:
     rows: int
     columns: int = 1
     share: Share = REPLICATED
-    kind: Literal["matrix", "embedding", "head", "kept"] = "kept"
-    """`matrix` follows the model's quantization, `head` only where that says so; `embedding` and `kept` (norms, biases,
-    convolutions, routers) stay at 16 bits."""
+    kind: TensorKind = "kept"
 
     @property
     def parameters(self) -> int:

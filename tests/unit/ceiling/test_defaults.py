@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ceilingd.ceiling.defaults import default_efficiency
-from ceilingd.ceiling.inputs import Quantization
+from ceilingd.ceiling.quantization import Quantization
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ceilingd.ceiling.inputs import Quantization
-from ceilingd.ceiling.quantization import WeightFormat, bits_per_weight
+from ceilingd.ceiling.quantization import Quantization, WeightFormat, bits_per_weight
 from ceilingd.ceiling.shape import Tensor, embedding, head, norm
 
 
@@ -35,8 +34,12 @@ def test_groups_without_zero_points_and_of_other_sizes() -> None:
 def test_only_matrices_are_quantized_and_the_head_where_the_format_says_so() -> None:
     matrix = Tensor("q_proj", 4096, 4096, kind="matrix")
     plain, with_head = WeightFormat("fp8_tensor"), WeightFormat("fp8_tensor", head=True)
-    assert [plain.bits(tensor) for tensor in (matrix, head(64, 64), embedding(64, 64), norm("norm", 64))] == [8, 16, 16, 16]
-    assert [with_head.bits(tensor) for tensor in (matrix, head(64, 64), embedding(64, 64), norm("norm", 64))] == [8, 8, 16, 16]
+    assert [
+        plain.bits(tensor.kind, tensor.columns) for tensor in (matrix, head(64, 64), embedding(64, 64), norm("norm", 64))
+    ] == [8, 16, 16, 16]
+    assert [
+        with_head.bits(tensor.kind, tensor.columns) for tensor in (matrix, head(64, 64), embedding(64, 64), norm("norm", 64))
+    ] == [8, 8, 16, 16]
 
 
 @pytest.mark.parametrize(
