@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from ceilingd.clock import Clock, SystemClock
-from ceilingd.config import Config, Loaded, ServerSettings, color_wanted
+from ceilingd.config import Config, ServerSettings
+from ceilingd.config_load import Loaded, color_wanted
 from ceilingd.models import ModelPlace, read_shapes
 from ceilingd.monitor import server_source_name
 from ceilingd.records import EngineIdentity, GpuInfo, NoCeiling, NvmlReading

@@ -106,14 +106,14 @@ def _parser(chosen: str | None) -> _Parser:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    from ceilingd import config
+    from ceilingd import config_load
 
     parser.usage = f"{parser.prog} [--config FILE] [settings]"
-    config.add_arguments(parser)
+    config_load.add_arguments(parser)
 
 
 def _add_demo_settings(parser: argparse.ArgumentParser) -> None:
-    from ceilingd import config
+    from ceilingd import config_load
 
     parser.add_argument(
         "--speed",
@@ -123,7 +123,7 @@ def _add_demo_settings(parser: argparse.ArgumentParser) -> None:
         help="how many times faster the story runs, 0.1 to 100 (default: 1)",
     )
     parser.usage = f"{parser.prog} [--speed FACTOR] [settings]"
-    config.add_arguments(parser, without=DEMO_WITHOUT)
+    config_load.add_arguments(parser, without=DEMO_WITHOUT)
 
 
 def _speed(text: str) -> float:
@@ -137,13 +137,13 @@ def _speed(text: str) -> float:
 
 
 def _run(namespace: argparse.Namespace, demo: bool = False) -> int:
-    from ceilingd import config, logs
+    from ceilingd import config_load, logs
 
     try:
-        settings = config.load(namespace, without=DEMO_WITHOUT if demo else frozenset())
-    except config.ConfigError as error:
+        settings = config_load.load(namespace, without=DEMO_WITHOUT if demo else frozenset())
+    except config_load.ConfigError as error:
         return _refused(namespace, error)
-    logs.configure(settings.log_level, settings.log_format, color=config.color_wanted(sys.stderr))
+    logs.configure(settings.log_level, settings.log_format, color=config_load.color_wanted(sys.stderr))
 
     from ceilingd import app
 
@@ -180,24 +180,24 @@ def _predict(namespace: argparse.Namespace) -> int:
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
-    from ceilingd import config
+    from ceilingd import config_load
 
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.usage = f"{parser.prog} [--json] [--config FILE] [settings]"
-    config.add_arguments(parser)
+    config_load.add_arguments(parser)
 
 
 def _check(namespace: argparse.Namespace) -> int:
-    from ceilingd import config
+    from ceilingd import config_load
 
     try:
-        loaded = config.load_with_origin(namespace)
-    except config.ConfigError as error:
+        loaded = config_load.load_with_origin(namespace)
+    except config_load.ConfigError as error:
         return _refused(namespace, error)
 
     from ceilingd import check, logs
 
-    logs.configure("error", "console", color=config.color_wanted(sys.stderr))
+    logs.configure("error", "console", color=config_load.color_wanted(sys.stderr))
     return check.run(loaded, as_json=namespace.json)
 
 

@@ -11,7 +11,8 @@ import pytest
 from ceilingd import check
 from ceilingd.check import Finding, findings_of, print_findings
 from ceilingd.clock import SystemClock
-from ceilingd.config import Config, GpuSettings, Loaded, ServerSettings
+from ceilingd.config import Config, GpuSettings, ServerSettings
+from ceilingd.config_load import Loaded
 from support.fake_nvml import TWO_A6000
 from support.sglang_server import HANG, FakeSglang, Reply, SimulatedEngine
 

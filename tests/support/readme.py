@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ceilingd import config
+from ceilingd import config_load
 
 README = Path(__file__).parents[2] / "README.md"
 _SETTINGS = re.compile(r"(<!-- settings: begin -->\n).*?(<!-- settings: end -->)", re.DOTALL)
@@ -13,7 +13,7 @@ _SETTINGS = re.compile(r"(<!-- settings: begin -->\n).*?(<!-- settings: end -->)
 
 def generated(text: str) -> str:
     """`text` with its generated parts made anew."""
-    text, count = _SETTINGS.subn(lambda match: f"{match[1]}\n{config.settings_markdown()}\n{match[2]}", text)
+    text, count = _SETTINGS.subn(lambda match: f"{match[1]}\n{config_load.settings_markdown()}\n{match[2]}", text)
     if count != 1:
         raise ValueError(f"README.md has {count} settings tables between markers; one is wanted")
     return text

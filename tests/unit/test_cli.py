@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ceilingd import __version__, app, cli, config
+from ceilingd import __version__, app, cli, config_load
 from ceilingd.collectors import FAMILIES
 from ceilingd.collectors.markdown import metrics_markdown
 from ceilingd.config import Config, ServerSettings
@@ -22,7 +22,7 @@ COMMANDS = ("run", "demo", "predict", "check", "metrics")
 
 @pytest.fixture(autouse=True)
 def _no_configuration_of_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("ceilingd.config.DEFAULT_FILE", tmp_path / "absent.toml")
+    monkeypatch.setattr("ceilingd.config_load.DEFAULT_FILE", tmp_path / "absent.toml")
     monkeypatch.setattr("ceilingd.logs.configure", lambda *_, **__: None)
 
 
@@ -73,9 +73,9 @@ def test_help_shows_every_setting_with_its_default_and_meaning(
     monkeypatch.setenv("COLUMNS", "400")
     assert cli.main([command, "--help"]) == 0
     text = capsys.readouterr().out
-    for setting in config.settings():
+    for setting in config_load.settings():
         if setting.is_flag and setting.key != "servers":
-            entry = text[text.index(f"  {config.flag(setting.key)}") :]
+            entry = text[text.index(f"  {config_load.flag(setting.key)}") :]
             assert setting.description in entry
             assert not setting.default or f"{setting.description} (default: {setting.default})" in entry
     assert "--server URL" in text

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from yarl import URL
 
-from ceilingd import config
-from ceilingd.config import Config, ConfigError, ServerSettings, load, load_with_origin
+from ceilingd import config_load
+from ceilingd.config import Config, ServerSettings, gpu_key, parse_listen_address
+from ceilingd.config_load import ConfigError, load, load_with_origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ ABSENT = Path("/nowhere/ceilingd.toml")
 
 def flags(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    config.add_arguments(parser)
+    config_load.add_arguments(parser)
     return parser.parse_args(words)
 
 
@@ -100,13 +101,13 @@ def test_every_flag_is_a_variable_and_a_key_of_the_file(tmp_path: Path) -> None:
     values = {"PATH": str(tmp_path), "ADDRESS": ":1", "SECONDS": "0.5", "BYTES": "7", "NUMBER": "1"}
     special = {"servers": "[]", "gpus": "{}", "discovery": "false", "nvml_library": str(tmp_path / "library.so")}
     (tmp_path / "library.so").touch()
-    for setting in config.settings():
+    for setting in config_load.settings():
         if setting.is_flag:
             value = special.get(setting.key) or values.get(setting.metavar) or setting.metavar.strip("{}").split(",")[-1]
             variable = "CEILINGD_" + setting.key.upper().replace(".", "__")
             by_variable = load_with_origin(flags(), {variable: value}, ABSENT)
             assert by_variable.variables == (variable,)
-            words = ["--no-discovery"] if setting.key == "discovery" else [config.flag(setting.key), value]
+            words = ["--no-discovery"] if setting.key == "discovery" else [config_load.flag(setting.key), value]
             assert loaded(*words) == by_variable.config
 
 
@@ -194,7 +195,7 @@ def test_the_shipped_example_is_valid_also_with_every_comment_taken_off(tmp_path
     ],
 )
 def test_a_gpu_is_written_as_the_driver_and_sysfs_write_it(written: str, key: str) -> None:
-    assert config.gpu_key(written) == key
+    assert gpu_key(written) == key
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_a_gpu_is_written_as_the_driver_and_sysfs_write_it(written: str, key: st
     ],
 )
 def test_a_listen_address_is_host_and_port(text: str, address: tuple[str | None, int]) -> None:
-    assert config.parse_listen_address(text) == address
+    assert parse_listen_address(text) == address
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_a_listen_address_is_host_and_port(text: str, address: tuple[str | None,
 )
 def test_a_malformed_listen_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must"):
-        config.parse_listen_address(text)
+        parse_listen_address(text)
 
 
 def test_a_server_without_a_name_is_called_by_host_and_port() -> None:
@@ -295,7 +296,7 @@ def test_every_mistake_gets_its_sentence_at_once(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_one_sentence_that_names_it(tmp_path: Path) -> None:
     huge = tmp_path / "huge.toml"
-    huge.write_bytes(b"#" * (config.FILE_LIMIT_BYTES + 1))
+    huge.write_bytes(b"#" * (config_load.FILE_LIMIT_BYTES + 1))
     deep = tmp_path / "deep.toml"
     deep.write_text("a = " + "[" * 5000)
     missing = tmp_path / "missing.toml"
@@ -328,7 +329,9 @@ _values = st.recursive(
 
 
 @given(
-    st.dictionaries(st.sampled_from([setting.key for setting in config.settings() if setting.is_flag] + ["nonsense"]), _values)
+    st.dictionaries(
+        st.sampled_from([setting.key for setting in config_load.settings() if setting.is_flag] + ["nonsense"]), _values
+    )
 )
 def test_anything_at_all_gives_a_configuration_or_sentences(values: dict[str, object]) -> None:
     environment = {"CEILINGD_" + key.upper().replace(".", "__"): json.dumps(value) for key, value in values.items()}
@@ -360,16 +363,16 @@ class _Terminal(io.StringIO):
 
 
 def test_colours_are_for_terminals_and_not_against_no_color() -> None:
-    assert config.color_wanted(_Terminal(), {"TERM": "xterm"})
-    assert not config.color_wanted(_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"})
-    assert not config.color_wanted(_Terminal(), {"TERM": "dumb"})
-    assert not config.color_wanted(io.StringIO(), {"TERM": "xterm"})
+    assert config_load.color_wanted(_Terminal(), {"TERM": "xterm"})
+    assert not config_load.color_wanted(_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"})
+    assert not config_load.color_wanted(_Terminal(), {"TERM": "dumb"})
+    assert not config_load.color_wanted(io.StringIO(), {"TERM": "xterm"})
 
 
 def test_every_setting_is_described_and_in_the_table() -> None:
-    table = config.settings_markdown().splitlines()
-    assert len(table) == 2 + len(config.settings())
-    for setting, row in zip(config.settings(), table[2:], strict=True):
+    table = config_load.settings_markdown().splitlines()
+    assert len(table) == 2 + len(config_load.settings())
+    for setting, row in zip(config_load.settings(), table[2:], strict=True):
         assert setting.description.endswith(".")
         assert row.startswith(f"| `{setting.key}` | ")
     assert "| `listen_address` | `127.0.0.1:9939` | Where to serve HTTP: HOST:PORT, [IPV6]:PORT or :PORT. |" in table
