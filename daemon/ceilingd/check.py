@@ -16,14 +16,16 @@ from ceilingd.models import ModelPlace, read_shapes
 from ceilingd.monitor import server_source_name
 from ceilingd.records import EngineIdentity, GpuInfo, NoCeiling, NvmlReading
 from ceilingd.sources.nvml import Nvml
-from ceilingd.sources.sglang import SglangServer
+from ceilingd.sources.sglang import IDENTITY_TIMEOUT_SECONDS, SglangServer
 from ceilingd.sources.source import SourceError
 
 Level = Literal["ok", "warning", "error"]
 NVML_CALL_TIMEOUT_SECONDS = 10.0
 """A driver without persistence mode takes seconds to wake its GPUs; the daemon tries again, we look only once."""
 SERVER_TIMEOUTS = 4
-"""A probe is up to three requests and a short wait, each within `server_timeout_seconds`."""
+"""Besides its identity, a probe is up to three requests and a short wait, each within `server_timeout_seconds`."""
+PATIENCE_SECONDS = 3.0
+"""After this long without an answer the user is told what is being waited for."""
 _COLORS = {"ok": "\033[32m", "warning": "\033[33m", "error": "\033[31m"}
 
 
@@ -66,6 +68,11 @@ async def findings_of(loaded: Loaded, clock: Clock) -> tuple[Finding, ...]:
     nvml = asyncio.create_task(_read_nvml(config, clock))
     servers = [asyncio.create_task(_check_server(server, config, clock)) for server in config.servers]
     found = [*_configuration(loaded), *_gpus(config, await nvml)]
+    if servers:
+        _, waiting = await asyncio.wait(servers, timeout=PATIENCE_SECONDS)
+        if waiting:
+            names = ", ".join(settings.name for settings, task in zip(config.servers, servers, strict=True) if task in waiting)
+            print(f"waiting for {names}: a server whose schedulers are busy takes up to a minute", file=sys.stderr)
     for server in servers:
         found += await server
     return tuple(found)
@@ -132,7 +139,7 @@ def _keys(info: GpuInfo) -> tuple[int | str, ...]:
 async def _check_server(settings: ServerSettings, config: Config, clock: Clock) -> list[Finding]:
     subject = f"server {settings.name}"
     server = SglangServer(server_source_name(settings), settings, config, clock)
-    limit_seconds = SERVER_TIMEOUTS * config.server_timeout_seconds
+    limit_seconds = SERVER_TIMEOUTS * config.server_timeout_seconds + 2 * IDENTITY_TIMEOUT_SECONDS
     identity: EngineIdentity | None = None
     try:
         async with asyncio.timeout(limit_seconds):

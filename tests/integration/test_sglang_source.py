@@ -562,11 +562,15 @@ async def test_probe_of_an_old_version_and_of_one_that_hides_itself(server: Fake
     )
 
 
-async def test_probe_of_a_server_whose_schedulers_are_busy(server: FakeSglang, open_source: Open) -> None:
+async def test_probe_waits_for_a_server_whose_schedulers_are_busy(server: FakeSglang, open_source: Open) -> None:
     server.replies["/server_info"] = HANG
-    probe = await open_source(server.url, server_timeout_seconds=0.1).probe()
-    assert probe.problems == (f"{server.url}/server_info has not answered yet: the schedulers are busy or still starting",)
-    assert probe.version is None
+    probing = asyncio.create_task(open_source(server.url, server_timeout_seconds=0.1).probe())
+    await server.wait_for("/server_info")
+    await asyncio.sleep(0.3)  # three times the limit of a scrape
+    assert not probing.done()
+    await server.stop()  # the busy server is stopped: its answer will never come
+    with pytest.raises(SourceError, match="nothing listens"):
+        await probing
 
 
 async def test_probe_of_nobody(open_source: Open) -> None:

@@ -127,9 +127,11 @@ class SglangServer:
             await self._session.close()
 
     async def probe(self) -> ServerProbe:
-        """Look at the server once, its identity included. Raises `SourceError` where it gives no reading."""
+        """Look at the server once, its identity included. Raises `SourceError` where it gives no reading.
+
+        Waits for `/server_info` as long as that may take: given up half-way, it makes SGLang up to 0.5.13 hang later ones."""
         await self.read()
-        await self._wait_for_identity()
+        await self._wait_for_identity(2 * IDENTITY_TIMEOUT_SECONDS)
         reading = await self.read()  # now by the best endpoint of its version
         identity = reading.identity
         version = None if identity is None else identity.version
@@ -169,7 +171,7 @@ class SglangServer:
         # The server lives but was started without --enable-metrics. Its moments, if it has any, need no such option.
         self._refresh_identity()
         if self._identity is None:
-            await self._wait_for_identity()
+            await self._wait_for_identity(self._read_timeout_seconds / 2)
             if self._keeps_moments():
                 return await self._scrape(began)
         raise SourceError("metrics_disabled", f"{self._url('/metrics')} answers 404: start SGLang with --enable-metrics")
@@ -235,10 +237,10 @@ class SglangServer:
         if self._clock.monotonic() >= self._identity_due_seconds:
             self._identity_task = asyncio.create_task(self._fetch_identity(), name=f"identity of {self.name}")
 
-    async def _wait_for_identity(self) -> None:
-        """Until the fetch in flight ends, but not long; it goes on when we stop waiting."""
+    async def _wait_for_identity(self, timeout_seconds: float) -> None:
+        """Until the fetch in flight ends, but not longer; it goes on when we stop waiting."""
         if self._identity_task is not None:
-            await asyncio.wait({self._identity_task}, timeout=self._read_timeout_seconds / 2)
+            await asyncio.wait({self._identity_task}, timeout=timeout_seconds)
 
     async def _fetch_identity(self) -> None:
         epoch = self._epoch
