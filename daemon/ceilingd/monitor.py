@@ -17,7 +17,7 @@ from ceilingd.gpus import GpuTable
 from ceilingd.join import Declared, ceiling_inputs, server_gpus
 from ceilingd.links.judge import Evidence, ExpectedLink, JudgeSettings, LinkJudgement, advance, expected_link
 from ceilingd.models import ModelPlace, Models
-from ceilingd.observation import ObservationWindow, observe, tokens_moved
+from ceilingd.observation import STEPS_PER_REPORT, STEPS_PER_SNAPSHOT, ObservationWindow, observe, tokens_moved
 from ceilingd.records import (
     Ceiling,
     DecodeObservation,
@@ -38,8 +38,12 @@ from ceilingd.records import (
     TrafficReadings,
 )
 
-TOKENS_HOLD_INTERVALS = 3.0
-"""Tokens count as evidence of work for so many sample intervals after a counter moved: engines publish every 15 steps."""
+TOKENS_FRESH_INTERVALS = 1.5
+TOKENS_FRESH_SECONDS_MAX = 3.0
+"""A reading in which tokens moved is evidence of work until the next one is due, but never for longer than this: well
+below the grace of the judgement, so that one short request cannot make a link degraded."""
+REPORT_SLACK = 1.25
+"""A report of the engine counts as due until this many times its usual period."""
 TRAFFIC_GAP_SECONDS = 10.0
 """Traffic is integrated between samples at most this far apart; over a longer gap nobody knows what moved."""
 
@@ -53,7 +57,11 @@ class _Server:
     window: ObservationWindow = field(default_factory=ObservationWindow)
     observations: tuple[DecodeObservation, ...] = ()
     rejected: dict[str, int] = field(default_factory=dict)
+    moved: bool = False
+    """Did tokens move between the last two readings?"""
     moved_monotonic_seconds: float = float("-inf")
+    report_seconds: float = 0.0
+    """How far apart the engine's reports are, as last observed."""
     gpus: tuple[ServerGpu, ...] = ()
     gpus_assumed: tuple[str, ...] = ()
     judged: EngineReading | None = None
@@ -155,12 +163,14 @@ class Monitor:
                 traffic.live = False
         elif source in self._servers:
             server = self._servers[source]
-            server.reading, server.window, server.observations = None, ObservationWindow(), ()
+            server.reading, server.window, server.observations, server.moved = None, ObservationWindow(), (), False
 
     def _observe(self, server: _Server, reading: EngineReading) -> None:
-        if server.reading is not None and tokens_moved(server.reading, reading):
+        server.moved = server.reading is not None and tokens_moved(server.reading, reading)
+        if server.moved:
             server.moved_monotonic_seconds = reading.monotonic_seconds
         server.window, server.observations, rejected = observe(server.window, reading)
+        server.report_seconds = _report_seconds(reading, server.observations) or server.report_seconds
         for reason in rejected:
             server.rejected[reason] = server.rejected.get(reason, 0) + 1
         renamed = server.reading is None or server.reading.identity is not reading.identity
@@ -178,7 +188,7 @@ class Monitor:
 
     def _judge(self, readings: LinkReadings) -> None:
         now = readings.monotonic_seconds
-        working_uuids = self._uuids_with_tokens(now)
+        moved, due = self._uuids_with_tokens(now)
         for reading in readings.links:
             info = self._infos.get(reading.uuid)
             if info is None:
@@ -191,7 +201,8 @@ class Monitor:
             )
             known = [rate for rate in rates if rate is not None]
             evidence = Evidence(
-                tokens_moved=working_uuids.get(reading.uuid),
+                tokens_moved=moved.get(reading.uuid),
+                tokens_due=reading.uuid in due,
                 traffic_bytes_per_second=sum(known) if known else None,
                 power_limit_watts=info.power_limit_watts,
                 sm_clock_max_hertz=info.sm_clock_max_hertz,
@@ -199,17 +210,22 @@ class Monitor:
             before = self._judgements.get(reading.uuid, LinkJudgement())
             self._judgements[reading.uuid] = advance(before, reading, self._expected(info), evidence, now, self._judge_settings)
 
-    def _uuids_with_tokens(self, now: float) -> dict[str, bool]:
-        """Per GPU that some live server is mapped to: did tokens move lately?"""
-        hold = TOKENS_HOLD_INTERVALS * self._config.sample_interval_seconds
+    def _uuids_with_tokens(self, now: float) -> tuple[dict[str, bool], set[str]]:
+        """Per GPU that some live server is mapped to: did tokens just move? And the GPUs whose next tokens are due."""
+        fresh = min(TOKENS_FRESH_INTERVALS * self._config.sample_interval_seconds, TOKENS_FRESH_SECONDS_MAX)
         moved: dict[str, bool] = {}
+        due: set[str] = set()
         for server in self._servers.values():
-            if server.reading is None:
+            reading = server.reading
+            if reading is None:
                 continue
-            recent = now - server.moved_monotonic_seconds <= hold
+            since = now - server.moved_monotonic_seconds
+            running = any(rank.running_requests for rank in reading.ranks)
             for gpu in server.gpus:
-                moved[gpu.uuid] = moved.get(gpu.uuid, False) or recent
-        return moved
+                moved[gpu.uuid] = moved.get(gpu.uuid, False) or (server.moved and since <= fresh)
+                if running and since <= REPORT_SLACK * server.report_seconds:
+                    due.add(gpu.uuid)
+        return moved, due
 
     def _integrate(self, readings: TrafficReadings) -> None:
         now = readings.monotonic_seconds
@@ -349,6 +365,16 @@ class Monitor:
             declared.expected_generation if declared is not None else None,
             declared.expected_width if declared is not None else None,
         )
+
+
+def _report_seconds(reading: EngineReading, observations: Sequence[DecodeObservation]) -> float | None:
+    """Seconds between two reports of this engine at the rounds it runs; `None` while none was observed."""
+    rounds = [observation.round_seconds for observation in observations if observation.round_seconds is not None]
+    if not rounds:
+        return None
+    interval = reading.identity.decode_log_interval if reading.identity is not None else None
+    steps = {"decode_moments": STEPS_PER_SNAPSHOT, "counters": 1, "gauges": interval or STEPS_PER_REPORT}
+    return max(rounds) * steps[reading.decode_source]
 
 
 def _above_ceiling(observation: DecodeObservation | None, ceiling: Ceiling | NoCeiling) -> bool:

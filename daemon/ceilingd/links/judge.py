@@ -47,7 +47,10 @@ class Evidence:
     """Signs of work from outside the link sample. `None`: not known."""
 
     tokens_moved: bool | None = None
-    """Tokens were generated lately on a server mapped to this GPU (a counter moved, not a gauge)."""
+    """A server mapped to this GPU generated tokens between its last two readings (a counter moved, not a gauge)."""
+    tokens_due: bool = False
+    """None moved in its last readings, but it says that it runs requests and its next report is not due yet: engines
+    report every 15 or 40 steps, which slow rounds stretch to seconds."""
     traffic_bytes_per_second: float | None = None
     power_limit_watts: float | None = None
     sm_clock_max_hertz: float | None = None
@@ -84,6 +87,9 @@ def expected_link(
 ) -> ExpectedLink:
     """The minimum of what GPU, system and declaration allow.
 
+    No GPU that anybody serves from is made for Gen1 x1: that is what platforms report whose GPU hangs on no PCIe link at
+    all (GB10, Jetson), so nothing is expected of it.
+
     >>> expected_link(5, 4, 16)                      # a Gen5 card in a Gen4 slot is healthy at Gen4
     ExpectedLink(generation=4, width_lanes=16)
     >>> expected_link(4, 4, 16, declared_width_lanes=8)  # a slot that has always been x8
@@ -91,6 +97,8 @@ def expected_link(
     """
     generations = [value for value in (generation_max_gpu, generation_max_system, declared_generation) if value is not None]
     widths = [value for value in (width_max_lanes, declared_width_lanes) if value is not None]
+    if (generation_max_system, width_max_lanes) == (1, 1):
+        return ExpectedLink(None, None)
     return ExpectedLink(min(generations, default=None), min(widths, default=None))
 
 
@@ -98,11 +106,13 @@ def is_working(reading: LinkReading, evidence: Evidence) -> bool:
     """Tokens, or traffic no idle GPU has, or utilization together with power or clocks above idle.
 
     Utilization alone is no evidence: it reads 100 % with a dead link and on stuck gauges. The driver's own GpuIdle reason
-    overrules everything but tokens."""
+    overrules everything but tokens that moved."""
     if evidence.tokens_moved:
         return True
     if reading.gpu_idle:
         return False
+    if evidence.tokens_due:
+        return True
     if (evidence.traffic_bytes_per_second or 0.0) >= TRAFFIC_THRESHOLD_BYTES_PER_SECOND:
         return True
     if (reading.utilization_ratio or 0.0) < UTILIZATION_THRESHOLD_RATIO:
@@ -170,9 +180,7 @@ def _judge(after: LinkJudgement, meaningful: bool, at_expected: bool, now: float
         return "unverified"
     if after.below_since is not None and now - after.below_since >= settings.grace_seconds:
         return "degraded"
-    # Below with work, but not for long enough: keep what was said. A state that claims "at the expected link" would be
-    # false now, so it gives way to the one that claims least.
-    return "idle_downshift" if after.state == "full" else after.state
+    return after.state  # below with work, but not for long enough: what was last confirmed stands
 
 
 def _publish(after: LinkJudgement, candidate: LinkState, settings: JudgeSettings) -> LinkJudgement:

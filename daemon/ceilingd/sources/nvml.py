@@ -270,7 +270,11 @@ class Nvml:
             raise nvml_errors.call_stuck(stuck.call, stuck.seconds) from None
 
     async def _links(self) -> LinkReadings:
-        return await self._follow(self._quick, self._read_links)
+        try:
+            return await self._follow(self._quick, self._read_links)
+        except SourceError as error:
+            # Whatever fails here fails the source `nvml` too, on the same worker and devices, and that one says it.
+            raise SourceError(error.reason, str(error), consequence=True) from None
 
     async def _traffic(self) -> TrafficReadings:
         return await self._follow(self._slow, self._read_traffic)
