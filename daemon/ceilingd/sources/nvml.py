@@ -270,11 +270,7 @@ class Nvml:
             raise nvml_errors.call_stuck(stuck.call, stuck.seconds) from None
 
     async def _links(self) -> LinkReadings:
-        try:
-            return await self._follow(self._quick, self._read_links)
-        except SourceError as error:
-            # Whatever fails here fails the source `nvml` too, on the same worker and devices, and that one says it.
-            raise SourceError(error.reason, str(error), consequence=True) from None
+        return await self._follow(self._quick, self._read_links)
 
     async def _traffic(self) -> TrafficReadings:
         return await self._follow(self._slow, self._read_traffic)
@@ -288,7 +284,12 @@ class Nvml:
                 raise nvml_errors.not_initialized()
             return await worker.run(lambda: self._explained(worker, lambda: read(session)))
         except CallStuckError as stuck:
-            raise nvml_errors.call_stuck(stuck.call, stuck.seconds) from None
+            failure = nvml_errors.call_stuck(stuck.call, stuck.seconds)
+        except SourceError as error:
+            failure = error
+        # What fails here fails the source `nvml` too, and that one says it; but a call stuck on the slow worker is ours.
+        ours = failure.reason == nvml_errors.CALL_STUCK and worker is self._slow
+        raise SourceError(failure.reason, str(failure), consequence=not ours)
 
     # ------------------------------------------------------------------------------------- on the workers
 
