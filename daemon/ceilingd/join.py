@@ -119,7 +119,7 @@ def ceiling_inputs(
     hardware = _hardware(quantization or shape.quantization, gpus, declared, named)
     if isinstance(hardware, NoCeiling):
         return hardware
-    if observation is None or observation.running_requests <= 0:
+    if observation is None or not observation.running_requests:
         return NoCeiling("not_decoding", "no decoding was seen lately: a ceiling needs a batch and a context")
     if observation.context_tokens is None:
         named.append("context_tokens")

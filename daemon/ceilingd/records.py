@@ -209,6 +209,9 @@ class EngineRank:
     kv_cache_memory_bytes: float | None = None
     snapshot_timestamp: float | None = None
     """Unix time at which the scheduler wrote this (`/v1/loads` only): a dead scheduler leaves its last one."""
+    snapshot_age_seconds: float | None = None
+    """How old that was when the server answered, on the clock of its host, which may have been set in between; `None` where
+    it says that it is from the future."""
 
 
 DecodeSource = Literal["decode_moments", "counters", "gauges"]
@@ -238,17 +241,20 @@ LINK_STATES: tuple[LinkState, ...] = ("full", "idle_downshift", "degraded", "unv
 
 @dataclass(frozen=True, slots=True)
 class DecodeObservation:
-    """What one DP rank did over the observation window. Absent altogether while the rank does not provably decode."""
+    """What one DP rank did over the observation window: it decoded, or it provably rested (`running_requests` 0, all else
+    `None`). Absent altogether while neither is proven."""
 
     dp_rank: str
     decode_source: DecodeSource
     window_seconds: float
     steps: float | None
-    running_requests: float
+    running_requests: float | None
+    """Mean batch over the steps; `None` while it decodes and the engine has not said yet how large the batch is."""
     context_tokens: float | None
     accept_length: float | None
     """Tokens per request and verify step, bonus token included; 1 without speculation; `None` while too few steps ran."""
     tokens_per_second: float | None
+    """Of wall-clock time: prefill is in it. Never more than batch, accept length and round make."""
     round_seconds: float | None
     prefill_share_ratio: float | None = None
 

@@ -91,7 +91,8 @@ async def test_observed_values_move_as_in_the_founding_case_and_vanish_when_idle
     assert min(rates) > 54
     assert max(rates) < 74
     idle = snapshots[85.0].servers[0].ranks[0]
-    assert idle.observation is None
+    assert idle.observation is not None
+    assert (idle.observation.running_requests, idle.observation.round_seconds) == (0, None)
     assert isinstance(idle.ceiling, NoCeiling)
     assert idle.ceiling.reason == "not_decoding"
     stuck = snapshots[180.0].servers[0].ranks[0]

@@ -84,16 +84,30 @@ def _gpus(snapshot: Snapshot) -> Iterator[Row]:
 
 
 def running_requests(rank: RankStatus) -> float | None:
-    """Mean over the observation window while it decodes; 0 while the engine says so. Any other number of a rank that is
-    not seen decoding may be what an engine left standing when it fell idle (0.4.1 to 0.4.3 for ever, later ones 30 s)."""
-    if rank.observation is not None:
-        return rank.observation.running_requests
-    return 0.0 if rank.reading.running_requests == 0 else None
+    """Mean over the observation window; 0 while the rank provably rests. What the engine's own gauge says is no proof: 0 while
+    a lone request decodes, and what it was before while nothing runs (0.4.1 to 0.4.3 for ever, later ones 30 s)."""
+    return rank.observation.running_requests if rank.observation is not None else None
 
 
 def context_tokens(rank: RankStatus) -> float | None:
     """Mean over the observation window; absent while nothing decodes, since the engine's figure stays as it was."""
     return rank.observation.context_tokens if rank.observation is not None else None
+
+
+def queue_requests(rank: RankStatus) -> float | None:
+    """What the engine says, while that is of now."""
+    return rank.reading.queue_requests if _told_now(rank) else None
+
+
+def kv_cache_usage(rank: RankStatus) -> float | None:
+    """What the engine says, while that is of now."""
+    return rank.reading.kv_cache_usage_ratio if _told_now(rank) else None
+
+
+def _told_now(rank: RankStatus) -> bool:
+    """Are the engine's own figures of this rank of now? `/v1/loads` is written when an engine falls idle, while gauges stay as
+    they were: those count only while the rank is seen to decode or to rest."""
+    return rank.observation is not None or rank.reading.snapshot_timestamp is not None
 
 
 def _rejected(snapshot: Snapshot) -> Iterator[Row]:
@@ -177,7 +191,7 @@ FAMILIES = (
     Family(
         "ceilingd_decode_tokens_per_second",
         "gauge",
-        "Tokens decoded per second over the observation window; absent while the rank does not provably decode.",
+        "Tokens decoded per second of wall-clock time, prefill included; absent while the rank does not provably decode.",
         RANK,
         each_rank(lambda rank: rank.observation.tokens_per_second if rank.observation is not None else None),
     ),
@@ -198,16 +212,16 @@ FAMILIES = (
     Family(
         "ceilingd_decode_queue_requests",
         "gauge",
-        "Requests that wait.",
+        "Requests that wait; absent while the engine's figure may be an old one.",
         RANK,
-        each_rank(lambda rank: rank.reading.queue_requests),
+        each_rank(queue_requests),
     ),
     Family(
         "ceilingd_decode_kv_cache_usage_ratio",
         "gauge",
-        "Share of the KV cache in use.",
+        "Share of the KV cache in use; absent while the engine's figure may be an old one.",
         RANK,
-        each_rank(lambda rank: rank.reading.kv_cache_usage_ratio),
+        each_rank(kv_cache_usage),
     ),
     Family(
         "ceilingd_prefill_share_ratio",

@@ -201,6 +201,7 @@ def _loads_rank(load: dict[str, Any], now: float | None) -> EngineRank:
         weight_memory_bytes=_bytes(memory.get("weight_gb")),
         kv_cache_memory_bytes=_bytes(memory.get("kv_cache_gb")),
         snapshot_timestamp=written,
+        snapshot_age_seconds=now - written if now is not None and written is not None and now >= written else None,
     )
 
 

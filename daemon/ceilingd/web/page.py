@@ -13,7 +13,7 @@ from ceilingd.collectors.ceiling import efficiency_ratio, unexplained_seconds
 from ceilingd.collectors.gpu import gpu_readings
 from ceilingd.collectors.health import sources
 from ceilingd.collectors.link import bandwidth
-from ceilingd.collectors.server import assumed_inputs, context_tokens, running_requests
+from ceilingd.collectors.server import assumed_inputs, context_tokens, queue_requests, running_requests
 from ceilingd.records import (
     Ceiling,
     Component,
@@ -208,7 +208,7 @@ def _figures(rank: RankStatus, observed: DecodeObservation | None, ceiling: Ceil
     yield "accept length", _number(observed.accept_length if observed else None, 2)
     yield "running requests", _number(running_requests(rank), 1)
     yield "context tokens", _number(context_tokens(rank), 0)
-    yield "queued requests", _number(rank.reading.queue_requests, 0)
+    yield "queued requests", _number(queue_requests(rank), 0)
 
 
 def _components(ceiling: Ceiling) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ceilingd.collectors import FAMILIES
-from ceilingd.records import GpuInfo, GpuReading, NoCeiling, NvmlStatus
+from ceilingd.records import DecodeObservation, GpuInfo, GpuReading, NoCeiling, NvmlStatus
 from support import snapshots
 
 if TYPE_CHECKING:
@@ -198,16 +198,24 @@ def test_load_is_the_mean_of_the_window_and_no_stale_figure_of_the_engine() -> N
     assert value(FOUNDING, "ceilingd_decode_context_tokens") == 512
     status = FOUNDING.servers[0]
 
-    def not_decoding(running: float) -> Snapshot:
+    def seen(observation: DecodeObservation | None, written: float | None = None) -> Snapshot:
         ranks = tuple(
-            replace(rank, observation=None, reading=replace(rank.reading, running_requests=running)) for rank in status.ranks
+            replace(rank, observation=observation, reading=replace(rank.reading, snapshot_timestamp=written))
+            for rank in status.ranks
         )
         return replace(FOUNDING, servers=(replace(status, ranks=ranks),))
 
-    assert value(not_decoding(0), "ceilingd_decode_running_requests") == 0
-    assert rows(not_decoding(1), "ceilingd_decode_running_requests") == {}
+    resting = seen(DecodeObservation("0", "counters", 0.0, None, 0.0, None, None, None, None))
+    assert value(resting, "ceilingd_decode_running_requests") == 0
     for name in ("context_tokens", "tokens_per_second", "accept_length"):
-        assert rows(not_decoding(1), f"ceilingd_decode_{name}") == {}
+        assert rows(resting, f"ceilingd_decode_{name}") == {}
+    # The engine's gauges say that one request runs, nothing waits, and so much of the KV cache is full. They may be old.
+    for name in ("running_requests", "context_tokens", "tokens_per_second", "accept_length"):
+        assert rows(seen(None), f"ceilingd_decode_{name}") == {}
+    for name in ("queue_requests", "kv_cache_usage_ratio"):
+        assert rows(seen(None), f"ceilingd_decode_{name}") == {}
+        assert rows(resting, f"ceilingd_decode_{name}") != {}
+        assert rows(seen(None, written=1.8e9), f"ceilingd_decode_{name}") != {}
 
 
 # ------------------------------------------------------------------------------------------------------------ ceiling
