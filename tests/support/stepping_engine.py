@@ -73,6 +73,11 @@ class SteppingEngine:
         self._idle_since: float | None = None
         self._write()
 
+    @property
+    def batch(self) -> int:
+        """Requests that run."""
+        return len(self._requests)
+
     def at(self, seconds: float, action: Callable[[], object]) -> None:
         """Do this then, or when the step or prefill under way is through."""
         heapq.heappush(self._agenda, (seconds, next(self._count), action))
@@ -92,6 +97,10 @@ class SteppingEngine:
             self._finished_tokens += self._requests.pop().generated
         if not self._requests:
             self._rest()
+
+    def stall(self) -> None:
+        """The step that begins now never ends."""
+        self._round_seconds = lambda batch: float("inf")
 
     def run_until(self, seconds: float) -> None:
         while True:
