@@ -476,6 +476,29 @@ def test_prefill_all_the_time_leaves_no_round() -> None:
     assert "mixed_with_prefill" in watch.rejected
 
 
+def test_a_long_prefill_is_over_when_steps_run_again_after_it() -> None:
+    # 100 steps a second. A prompt is begun just before second 5 and takes 2.5 s; the step under way is counted at second 6.
+    steps = [0, 100, 200, 300, 400, 500, 501, 501, 551, 651, 751, 851]
+    watch = Watch()
+    rounds = []
+    for second, count in enumerate(steps):
+        watch.see(counters(second, count, 3 * count, 1, prefill=1000 * (second >= 5), report=count))
+        rounds += [one.round_seconds for one in watch.observations]
+    assert [one for one in rounds if one is not None] == pytest.approx([0.01] * 6)
+    assert rounds[-3:] == pytest.approx([0.01] * 3)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_ranks_of_dp_attention_wait_for_a_prompt_of_another(together: bool) -> None:
+    watch = Watch()
+    for second in range(8):
+        (decoding,) = counters(second, 12 * second, 36 * second, 1, report=second).ranks
+        (filling,) = counters(second, 12 * second, 36 * second, 1, prefill=700 * second, report=second).ranks
+        ranks = (decoding, replace(filling, dp_rank="1"))
+        watch.see(reading(second, *ranks, identity=replace(MTP, dp_attention=together)))
+    assert [one.round_seconds is None for one in watch.observations] == [together, True]
+
+
 def test_the_device_timer_tells_the_prefill_share() -> None:
     rows = []
     for second in range(8):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ceilingd.observation.accept_length import accept_limit
 from ceilingd.observation.counters import from_counters
 from ceilingd.observation.gauges import from_gauges
-from ceilingd.observation.growth import decoded, sums_fell, tokens_moved
+from ceilingd.observation.growth import decoded, prefilled, sums_fell, tokens_moved
 from ceilingd.observation.moments import from_moments, settled
 from ceilingd.observation.window import (
     DEFAULTS,
@@ -38,6 +38,8 @@ from ceilingd.observation.window import (
 from ceilingd.records import DecodeObservation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ceilingd.records import EngineReading
 
 __all__ = [
@@ -70,14 +72,23 @@ def observe(
         before = {}
     ranks = []
     observations = []
+    waited = _waited_for_each_other(before, reading)
     for rank in reading.ranks:
-        advanced = advance(before.get(rank.dp_rank), rank, reading, settings)
+        advanced = advance(before.get(rank.dp_rank), rank, reading, settings, waited=waited)
         ranks.append(advanced)
         observation, reasons = _observation(advanced, reading, settings)
         rejected += reasons
         if observation is not None:
             observations.append(observation)
     return ObservationWindow(reading.decode_source, reading.start_time, tuple(ranks)), tuple(observations), tuple(rejected)
+
+
+def _waited_for_each_other(before: Mapping[str, RankWindow], reading: EngineReading) -> bool:
+    """With DP attention all ranks step together: did a prompt on any of them make the others wait?"""
+    if reading.identity is None or not reading.identity.dp_attention:
+        return False
+    known = [(before[rank.dp_rank].points[-1].rank, rank) for rank in reading.ranks if rank.dp_rank in before]
+    return any(prefilled(one, two) for one, two in known)
 
 
 def started_anew(window: ObservationWindow, reading: EngineReading) -> bool:

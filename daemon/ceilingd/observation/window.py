@@ -88,13 +88,17 @@ class ObservationWindow:
     ranks: tuple[RankWindow, ...] = ()
 
 
-def advance(before: RankWindow | None, rank: EngineRank, reading: EngineReading, settings: ObservationSettings) -> RankWindow:
-    """The rank's window with one more reading. It begins anew when the rank was idle, and ends when it falls idle."""
+def advance(
+    before: RankWindow | None, rank: EngineRank, reading: EngineReading, settings: ObservationSettings, *, waited: bool = False
+) -> RankWindow:
+    """The rank's window with one more reading. It begins anew when the rank was idle, and ends when it falls idle.
+
+    `waited`: a prompt was begun on this rank or on one that it steps together with."""
     now, source = reading.monotonic_seconds, reading.decode_source
     if before is None:
         return RankWindow((_first_point(rank, now, settings),), now)
     last = before.points[-1]
-    point = _next_point(last, rank, reading)
+    point = _next_point(last, rank, reading, waited)
     grew = decoded(last.rank, rank, source)
     stirred = now if grew or _stirred(last.rank, rank) else before.stirred_seconds
     alone = RankWindow((point,), stirred, idle=not grew and _rests(point, now - stirred, reading, settings))
@@ -125,12 +129,20 @@ def _first_point(rank: EngineRank, now: float, settings: ObservationSettings) ->
     return Point(now, rank)
 
 
-def _next_point(last: Point, rank: EngineRank, reading: EngineReading) -> Point:
+def _next_point(last: Point, rank: EngineRank, reading: EngineReading, waited: bool) -> Point:
     """The point after `last`."""
     source = reading.decode_source
     seconds, sharp = _instant(last, rank, reading)
     began = prefilled(last.rank, rank)
-    through = rewritten(last.rank, rank) if source == "decode_moments" else decoded(last.rank, rank, source)
+    match source:
+        case "decode_moments":
+            through = rewritten(last.rank, rank)
+        case "counters":
+            # The step under way when a prefill starts is counted after it.
+            under_way = 1 if last.changed else 0
+            through = growth(last.rank.decode_steps_total, rank.decode_steps_total) > under_way
+        case "gauges":
+            through = reported(last.rank, rank)
     changed = began or ended(last.rank, rank)
     if not changed and last.rank.running_requests != rank.running_requests:
         # The gauge says it late, and again, where counters said it before. Beside other DP ranks no counter says that a
@@ -143,9 +155,9 @@ def _next_point(last: Point, rank: EngineRank, reading: EngineReading) -> Point:
         seconds,
         rank,
         sharp,
-        mixed=began or last.prefilling,
+        mixed=began or waited or last.prefilling,
         changed=changed,
-        prefilling=began or (last.prefilling and not through),
+        prefilling=began or (waited and rank.running_requests != 0) or (last.prefilling and not through),
         batch_known=not happened and (reported(last.rank, rank) or (still_known and not changed)),
     )
 
