@@ -59,16 +59,17 @@ def from_counters(
     pure = _at_full_rate(steady)
     pure_steps = sum(span.steps for span in pure)
     reasons = []
-    round_seconds = None
+    round_seconds = one_batch = None
     if pure_steps >= settings.steps_min:
         round_seconds = sum(span.seconds for span in pure) / pure_steps
         spans = steady
+        one_batch = _told_batch(steady[-1].two)
     elif any(span.two.mixed for span in spans) and sum(span.steps for span in spans) >= settings.steps_min:
         reasons.append("mixed_with_prefill")
     seconds, steps, tokens = (sum(getattr(span, name) for span in spans) for name in ("seconds", "steps", "tokens"))
     accept_length: float | None = 1.0
     if limit > 1:
-        accept_length, reason = _accept_length(spans, limit, settings)
+        accept_length, reason = _accept_length(spans, one_batch, limit, settings)
         reasons += [reason] if reason is not None else []
     shown = _shown(spans, one_batch=round_seconds is not None)
     batch = tokens / steps / accept_length if accept_length is not None and shown and steps > 0 else None
@@ -118,11 +119,20 @@ def _at_full_rate(spans: Sequence[_Span]) -> list[_Span]:
     return [span for span in stepping if span.steps + 1 >= 0.8 * usual * span.seconds]
 
 
-def _accept_length(spans: Sequence[_Span], limit: float, settings: ObservationSettings) -> tuple[float | None, str | None]:
-    """Tokens per step and running request where the batch is known for sure; else the engine's own reports in the window."""
+def _told_batch(point: Point) -> float | None:
+    """The batch of a time in which it did not change, once the gauge has told it; with a counter of requests that ended."""
+    return point.rank.running_requests if point.batch_known and point.rank.finished_tokens_total is not None else None
+
+
+def _accept_length(
+    spans: Sequence[_Span], one_batch: float | None, limit: float, settings: ObservationSettings
+) -> tuple[float | None, str | None]:
+    """Tokens per step and running request where the batch is known for sure; else the engine's own reports in the window.
+
+    `one_batch`: that of all spans, where it did not change."""
     tokens = request_steps = steps = 0.0
     for span in spans:
-        batch = span.batch
+        batch = one_batch or span.batch
         if batch:
             tokens += span.tokens
             steps += span.steps
