@@ -27,6 +27,8 @@ from ceilingd.sampler import Sampler
 from ceilingd.sources.source import Source
 from ceilingd.web.server import ListenError, WebServer
 
+PUBLISH_SECONDS_MAX = 1.0
+"""A snapshot is made this often at least: links are sampled faster than servers, and ages must be seen to grow."""
 FIRST_SNAPSHOT_SECONDS = 1.0
 """The first snapshot waits for the first read of every source, but no longer than this."""
 PUBLISH_DELAY_SHARE = 0.15
@@ -90,6 +92,7 @@ class App:
             config = demo_config(config)
             sources = demo_sources(config, self._clock, speed)
         self._config = config
+        self._publish_seconds = min(config.sample_interval_seconds, PUBLISH_SECONDS_MAX)
         self.sources = tuple(self._real_sources() if sources is None else sources)
         self.monitor = Monitor(
             config,
@@ -101,7 +104,7 @@ class App:
             stuck_seconds=self._stuck_seconds,
         )
         self.sampler = Sampler(self.sources, self.monitor, self._clock)
-        self.web = WebServer(config.listen_address, FAMILIES, self._clock, config.sample_interval_seconds)
+        self.web = WebServer(config.listen_address, FAMILIES, self._clock, self._publish_seconds)
 
     def _real_sources(self) -> list[Source[Any]]:
         from ceilingd.sources.nvml import Nvml
@@ -176,7 +179,7 @@ class App:
             pass
         settle_memory()
         # Sources start their reads together; a snapshot just behind them shows values that are young.
-        await self._clock.sleep(PUBLISH_DELAY_SHARE * self._config.sample_interval_seconds)
+        await self._clock.sleep(PUBLISH_DELAY_SHARE * self._publish_seconds)
         while True:
             began = self._clock.monotonic()
             try:
@@ -184,7 +187,7 @@ class App:
             except Exception:
                 # Scrapes go on with the last snapshot until readiness calls it stale; the defect is in the log.
                 self._log.exception("defect while making the snapshot")
-            await self._clock.sleep(self._config.sample_interval_seconds - (self._clock.monotonic() - began))
+            await self._clock.sleep(self._publish_seconds - (self._clock.monotonic() - began))
 
     def publish(self) -> None:
         """Make a snapshot of what is known now and hand it to the web side."""

@@ -91,8 +91,10 @@ def ceiling_inputs(
     gpus: Sequence[tuple[GpuInfo, LinkStatus | None, GpuSpec | None]],
     declared: Declared,
     assumed: tuple[str, ...] = (),
+    listed: Sequence[int | str] | None = None,
 ) -> CeilingInputs | NoCeiling:
-    """The inputs for one DP rank. `gpus` are those of its replica; `shapes` the target and a separate draft model."""
+    """The inputs for one DP rank. `gpus` are those of its replica, `listed` what the configuration names for the server;
+    `shapes` the target and a separate draft model."""
     if identity is None or not identity.complete:
         return NoCeiling("identity_unknown", "the server has not told yet what it serves (/server_info)")
     if shapes is None:
@@ -101,13 +103,16 @@ def ceiling_inputs(
         return shapes
     shape, draft_shape = shapes
     ranks = (identity.tensor_parallel or 1) * (identity.pipeline_parallel or 1)
+    if not gpus and listed:
+        names = ", ".join(map(str, listed))
+        return NoCeiling("gpus_unknown", f"gpus = [{names}] of this server names a GPU that the driver does not show now")
     if not gpus:
         return NoCeiling("gpus_unknown", "which GPUs serve this model is not known: list them as gpus = [...] of this server")
     if len(gpus) != ranks:
         return NoCeiling(
             "gpus_unknown",
-            f"the server says that a copy of the model takes {ranks} GPUs, and {len(gpus)} are known: "
-            "list all of them, in rank order, as gpus = [...] of this server",
+            f"by the server's own word a copy of the model sits on {ranks} GPU{'s' * (ranks != 1)}, but {len(gpus)} "
+            f"{'are' if len(gpus) != 1 else 'is'} listed: name all of them, in rank order, as gpus = [...] of this server",
         )
     quantization = quantization_of(identity, shape)
     if isinstance(quantization, NoCeiling):

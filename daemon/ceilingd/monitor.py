@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import structlog
+
 from ceilingd.ceiling.decode import predict
 from ceilingd.clock import Clock
 from ceilingd.config import Config, ServerSettings
@@ -44,6 +46,10 @@ TOKENS_FRESH_SECONDS_MAX = 3.0
 below the grace of the judgement, so that one short request cannot make a link degraded."""
 REPORT_SLACK = 1.25
 """A report of the engine counts as due until this many times its usual period."""
+STALE_INTERVALS = 3.0
+"""A reading older than this many intervals of its source is not shown, whatever its source is doing."""
+SCRAPE_SECONDS_MAX = 10.0
+"""A server may take this long to answer before its last reading counts as stale, however long it is given."""
 TRAFFIC_GAP_SECONDS = 10.0
 """Traffic is integrated between samples at most this far apart; over a longer gap nobody knows what moved."""
 
@@ -105,6 +111,7 @@ class Monitor:
         self._gpu_table = gpu_table
         self._demo = demo
         self._stuck_seconds = stuck_seconds
+        self._log = structlog.get_logger("ceilingd.monitor")
         self._started = clock.wall()
         self._sequence = 0
         self._nvml: NvmlReading | None = None
@@ -137,6 +144,7 @@ class Monitor:
         """Take the newest reading of a source."""
         match reading:
             case NvmlReading():
+                self._say_unreadable(reading)
                 self._nvml = reading
                 self._infos = {gpu.info.uuid: gpu.info for gpu in reading.gpus}
                 self._map_gpus()
@@ -208,7 +216,36 @@ class Monitor:
                 sm_clock_max_hertz=info.sm_clock_max_hertz,
             )
             before = self._judgements.get(reading.uuid, LinkJudgement())
-            self._judgements[reading.uuid] = advance(before, reading, self._expected(info), evidence, now, self._judge_settings)
+            expected = self._expected(info)
+            after = advance(before, reading, expected, evidence, now, self._judge_settings)
+            self._judgements[reading.uuid] = after
+            self._say_degraded(info, expected, before, after)
+
+    def _say_degraded(self, info: GpuInfo, expected: ExpectedLink, before: LinkJudgement, after: LinkJudgement) -> None:
+        """The one fault that nothing else logs. Grace and recovery bound how often."""
+        was, now = before.state == "degraded", after.state == "degraded"
+        if was == now:
+            return
+        say = self._log.warning if now else self._log.info
+        say(
+            "link degraded" if now else "link no longer degraded",
+            gpu=info.index,
+            uuid=info.uuid,
+            pci_bus_id=info.pci_bus_id,
+            state=after.state,
+            generation=after.generation,
+            width_lanes=after.width_lanes,
+            generation_expected=expected.generation,
+            width_expected_lanes=expected.width_lanes,
+        )
+
+    def _say_unreadable(self, reading: NvmlReading) -> None:
+        before = dict(self._nvml.unreadable) if self._nvml is not None else {}
+        now = dict(reading.unreadable)
+        for index in now.keys() - before.keys():
+            self._log.warning("gpu unreadable", gpu=index, reason=now[index])
+        for index in before.keys() - now.keys():
+            self._log.info("gpu readable again", gpu=index)
 
     def _uuids_with_tokens(self, now: float) -> tuple[dict[str, bool], set[str]]:
         """Per GPU that some live server is mapped to: did tokens just move? And the GPUs whose next tokens are due."""
@@ -251,6 +288,7 @@ class Monitor:
     ) -> Snapshot:
         """Everything known now, judged and predicted."""
         self._sequence += 1
+        self._drop_stale()
         by_name = {entry.name: entry for entry in health}
         links = self._link_statuses()
         nvml_health = by_name.get("nvml")
@@ -260,7 +298,9 @@ class Monitor:
             monotonic_seconds=self._clock.monotonic(),
             started_timestamp_seconds=self._started,
             demo=self._demo,
-            nvml=NvmlStatus(nvml_health is not None and nvml_health.up, self._nvml, self._stuck_seconds()),
+            nvml=NvmlStatus(
+                nvml_health is not None and nvml_health.up and self._nvml is not None, self._nvml, self._stuck_seconds()
+            ),
             links=links,
             servers=tuple(
                 self._server_status(server, by_name[name], {link.uuid: link for link in links})
@@ -271,6 +311,21 @@ class Monitor:
             config_loaded_timestamp_seconds=config_loaded_timestamp_seconds,
             process=process,
         )
+
+    def _drop_stale(self) -> None:
+        """Lose what is too old. A source that hangs says nothing for as long as its time limit allows."""
+        now = self._clock.monotonic()
+        interval, link_interval = self._config.sample_interval_seconds, self._config.link_sample_interval_seconds
+        patience = self._config.nvml_call_timeout_seconds
+        if self._nvml is not None and now - self._nvml.monotonic_seconds > STALE_INTERVALS * interval + patience:
+            self.lose("nvml")
+        if self._links is not None and now - self._links.monotonic_seconds > STALE_INTERVALS * link_interval + patience:
+            self.lose("nvml_links")
+        patience = min(self._config.server_timeout_seconds, SCRAPE_SECONDS_MAX)
+        for name, server in self._servers.items():
+            reading = server.reading
+            if reading is not None and now - reading.monotonic_seconds > STALE_INTERVALS * interval + patience:
+                self.lose(name)
 
     def _link_statuses(self) -> tuple[LinkStatus, ...]:
         if self._links is None or self._nvml is None:
@@ -312,6 +367,8 @@ class Monitor:
         reading = server.reading
         url = public_url(server.settings.url)
         if reading is None:
+            # A server that hangs is not up, even while its source still waits for it.
+            health = replace(health, up=False)
             return ServerStatus(server.settings.name, url, health, None, rejected_total=tuple(server.rejected.items()))
         gpus, assumed = server.gpus, server.gpus_assumed
         observations = {observation.dp_rank: observation for observation in server.observations}
@@ -348,7 +405,7 @@ class Monitor:
             for info in (self._infos.get(gpu.uuid) for gpu in gpus)
             if info is not None
         ]
-        inputs = ceiling_inputs(identity, shapes, observation, placed, self._declared, assumed)
+        inputs = ceiling_inputs(identity, shapes, observation, placed, self._declared, assumed, settings.gpus)
         if isinstance(inputs, NoCeiling):
             return inputs
         try:

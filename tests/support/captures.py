@@ -73,6 +73,7 @@ async def replay(capture: Capture, fake_nvml: FakeNvml, scratch: Path) -> Replay
             discovery=False,
         )
         async with App(config, clock=clock) as app:
+            await app.sampler.sample(app.sources[0])  # NVML, without which there are no links to sample
             for answers in capture.steps:
                 server.replies.update(answers)
                 await _one_step(app, clock, capture.step_seconds)
@@ -88,15 +89,15 @@ async def replay(capture: Capture, fake_nvml: FakeNvml, scratch: Path) -> Replay
 
 
 async def _one_step(app: App, clock: SteppedClock, seconds: float) -> None:
-    """Every source once, the links at their own rate, and whatever they started in the background to its end."""
+    """The links at their own rate while the time passes, then every other source once, and to its end whatever they started."""
     links = next(source for source in app.sources if source.name == "nvml_links")
+    samples = round(seconds * LINK_SAMPLES_PER_SECOND)
+    for _ in range(samples):
+        clock.advance(seconds / samples)
+        await app.sampler.sample(links)
     for source in app.sources:
         if source is not links:
             await app.sampler.sample(source)
-    samples = round(seconds * LINK_SAMPLES_PER_SECOND)
-    for _ in range(samples):
-        await app.sampler.sample(links)
-        clock.advance(seconds / samples)
     app.publish()
     await settle()
 

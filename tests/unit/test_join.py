@@ -159,6 +159,7 @@ UNKNOWN = replace(A6000, name="NVIDIA Mystery 9000", memory_bus_width_bits=None)
         pytest.param({"shapes": None}, "model_config_missing", id="config being read"),
         pytest.param({"shapes": NoCeiling("unknown_architecture", "x")}, "unknown_architecture", id="no shape"),
         pytest.param({"gpus": []}, "gpus_unknown", id="no GPUs"),
+        pytest.param({"gpus": [], "listed": (7,)}, "gpus_unknown", id="a GPU that is not there"),
         pytest.param({"gpus": [(A6000, link(4), None)]}, "gpus_unknown", id="fewer GPUs than ranks"),
         pytest.param({"observation": None}, "not_decoding", id="idle"),
         pytest.param({"gpus": [(UNKNOWN, link(4), None)] * 2}, "memory_bandwidth_unknown", id="unknown GPU"),

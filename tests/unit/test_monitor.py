@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from ceilingd.config import Config, ServerSettings
 from ceilingd.gpus import load_gpus
@@ -49,9 +50,10 @@ SOURCES = ("nvml", "nvml_links", "nvml_traffic", server_source_name(SERVER))
 class Host:
     """One GPU and one server, read at the default intervals on a clock that is stepped."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: float) -> None:
         self.clock = FakeClock()
-        self.monitor = Monitor(Config(servers=(SERVER,)), self.clock, Models(None, self.clock), load_gpus())
+        config = Config.model_validate({"servers": (SERVER,), **settings})
+        self.monitor = Monitor(config, self.clock, Models(None, self.clock), load_gpus())
 
     def snapshot(self) -> Snapshot:
         return self.monitor.snapshot(tuple(SourceHealth(name, up=True, attempted=True) for name in SOURCES))
@@ -138,3 +140,35 @@ def test_a_gap_in_the_traffic_is_not_filled() -> None:
     host.monitor.accept("nvml_traffic", TrafficReadings(now + 600, (TrafficReading(0, "GPU-0", 1e9, None),)))
     link = host.snapshot().links[0]
     assert (link.transmit_bytes_total, link.receive_bytes_total) == (0, None)
+
+
+def test_a_hanging_server_is_stale_long_before_its_time_limit() -> None:
+    host = Host(server_timeout_seconds=600.0)
+    host.run(5, IDLE, lambda seconds: EngineRank("0", 1.0, moments=moments(100 + 50 * seconds, batch=1, round_seconds=0.02)))
+    assert host.snapshot().servers[0].reading is not None
+    host.clock.advance(11)  # still within the limit: a server may be slow
+    assert host.snapshot().servers[0].reading is not None
+    host.clock.advance(3)
+    server = host.snapshot().servers[0]
+    assert (server.reading, server.health.up) == (None, False)
+    assert host.snapshot().links == ()
+    assert not host.snapshot().nvml.up
+
+
+def test_a_degraded_link_and_a_lost_gpu_are_said_once() -> None:
+    host = Host()
+    busy = replace(SILENT, utilization_ratio=0.98, power_watts=250.0)
+    with structlog.testing.capture_logs() as lines:
+        host.run(12, busy, lambda _: EngineRank("0", 0.0))
+        host.run(6, replace(busy, generation=4), lambda _: EngineRank("0", 0.0))
+        now = host.clock.monotonic()
+        for _ in range(3):
+            host.monitor.accept("nvml", NvmlReading(now, "575", "12", None, (), unreadable=((0, "nvml_gpu_lost"),)))
+        host.run(1, busy, lambda _: EngineRank("0", 0.0))
+    assert [line["event"] for line in lines] == [
+        "link degraded",
+        "link no longer degraded",
+        "gpu unreadable",
+        "gpu readable again",
+    ]
+    assert (lines[0]["generation"], lines[0]["generation_expected"], lines[0]["gpu"]) == (1, 4, 0)
