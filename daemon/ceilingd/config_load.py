@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from ceilingd.config import CeilingSettings, Config, GpuSettings, LinkSettings, ServerSettings
 from ceilingd.config_problems import Layer, describe, nearest
+from ceilingd.files import read_file
 
 DEFAULT_FILE = Path("/etc/ceilingd/ceilingd.toml")
 ENVIRONMENT_PREFIX = "CEILINGD_"
@@ -104,13 +105,15 @@ def _file(arguments: argparse.Namespace | None, environment: Mapping[str, str], 
     named = getattr(arguments, "config", None) or environment.get(FILE_VARIABLE)
     if named:
         return Path(named)
-    return default_file if default_file.exists() else None
+    try:
+        return default_file if default_file.exists() else None
+    except OSError:  # its folder may not be read: what is in there was meant for us
+        return default_file
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            body = file.read(FILE_LIMIT_BYTES + 1)
+        body = read_file(path, FILE_LIMIT_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file; correct --config or {FILE_VARIABLE}") from None
     except IsADirectoryError:
@@ -136,13 +139,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _unusable_paths(config: Config, given: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Path, str]]:
     """(place, path, what it must be) of every path that was given and cannot be used."""
     for key in ("sysfs_root", "procfs_root", "hf_cache"):
-        if key in given and not getattr(config, key).is_dir():
-            yield (key,), getattr(config, key), "must be a folder that exists"
-    if config.nvml_library is not None and not config.nvml_library.is_file():
-        yield ("nvml_library",), config.nvml_library, "must be a file that exists"
+        if key in given and not _is_folder(getattr(config, key)):
+            yield (key,), getattr(config, key), "must be a folder that can be read"
+    if config.nvml_library is not None and not _is_file(config.nvml_library):
+        yield ("nvml_library",), config.nvml_library, "must be a file that can be read"
     for index, server in enumerate(config.servers):
         for key, path in (("model_config", server.model_config_path), ("draft_model_config", server.draft_model_config_path)):
-            if path is not None and not _readable(path / "config.json" if path.is_dir() else path):
+            if path is not None and not _readable(path / "config.json" if _is_folder(path) else path):
                 yield ("servers", index, key), path, "must be a config.json that can be read, or the folder that holds one"
         if server.api_key_file is not None and not _readable(server.api_key_file):
             yield ("servers", index, "api_key_file"), server.api_key_file, "must be a file that can be read and is not empty"
@@ -150,9 +153,22 @@ def _unusable_paths(config: Config, given: dict[str, Any]) -> Iterator[tuple[tup
 
 def _readable(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
-            return bool(file.read(1))
+        return bool(read_file(path, 1))
     except (OSError, ValueError):
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a folder above it may not be read
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
         return False
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ceilingd.ceiling.shape import ModelShape
 from ceilingd.clock import Clock
+from ceilingd.files import read_file
 from ceilingd.parse.hf_config import UnknownArchitecture, UnknownQuantization, parse_hf_config
 from ceilingd.records import EngineIdentity, NoCeiling
 
@@ -75,7 +76,10 @@ def read_shapes(place: ModelPlace, hf_cache: Path | None) -> Shapes | NoCeiling:
 
 
 def _read_one(configured: Path | None, reported: str | None, hf_cache: Path | None, key: str) -> ModelShape | NoCeiling:
-    path = configured or find_config(reported, hf_cache)
+    try:
+        path = configured or find_config(reported, hf_cache)
+    except (OSError, ValueError) as error:
+        return NoCeiling("model_config_unreadable", f"{reported}: {_reason(error)}; set {key} of this server")
     if path is None:
         return NoCeiling(
             "model_config_missing",
@@ -88,11 +92,18 @@ def _read_one(configured: Path | None, reported: str | None, hf_cache: Path | No
     except UnknownQuantization as error:
         return NoCeiling("unknown_quantization", str(error))
     except (OSError, ValueError) as error:
-        return NoCeiling("model_config_unreadable", f"{path}: {error}")
+        return NoCeiling("model_config_unreadable", f"{path}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, without the path that `OSError` repeats."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def find_config(model_path: str | None, hf_cache: Path | None) -> Path | None:
-    """config.json of a local folder, or of the newest snapshot in the Hugging Face cache; `None` when there is neither."""
+    """config.json of a local folder, or of the newest snapshot in the Hugging Face cache; `None` when there is neither.
+
+    Raises `OSError` where a folder on the way may not be read."""
     if not model_path:
         return None
     local = Path(model_path) / "config.json"
@@ -121,8 +132,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        body = file.read(FILE_LIMIT_BYTES + 1)
+    body = read_file(path, FILE_LIMIT_BYTES + 1)
     if len(body) > FILE_LIMIT_BYTES:
         raise ValueError(f"larger than {FILE_LIMIT_BYTES // 1024 // 1024} MiB: not a config.json")
     try:

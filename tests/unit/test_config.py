@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -273,8 +274,8 @@ def test_no_secret_is_repeated(reason: str) -> None:
             {"CEILINGD_QQQQ": "1"},
             "CEILINGD_QQQQ is no variable of ceilingd; `ceilingd run --help` lists all",
         ),
-        (("--sysfs-root", "/nowhere"), {}, "--sysfs-root is /nowhere, but must be a folder that exists"),
-        (("--nvml-library", "/nowhere"), {}, "--nvml-library is /nowhere, but must be a file that exists"),
+        (("--sysfs-root", "/nowhere"), {}, "--sysfs-root is /nowhere, but must be a folder that can be read"),
+        (("--nvml-library", "/nowhere"), {}, "--nvml-library is /nowhere, but must be a file that can be read"),
     ],
 )  # fmt: skip
 def test_a_bad_flag_or_variable_is_named_as_it_was_written(
@@ -308,14 +309,39 @@ def test_a_file_that_cannot_be_read_is_one_sentence_that_names_it(tmp_path: Path
     assert "cannot be read" in odd
 
 
-def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> io.BytesIO:
+def test_what_stands_under_an_unreadable_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> os.stat_result:
         raise PermissionError(13, "Permission denied")  # a mode would not stop the tests of a privileged user
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "stat", refuse)
     assert problems("--config", "c.toml") == (
         "c.toml: the user that runs ceilingd may not read this file; change its mode or owner",
     )
+    assert problems(default_file=Path("c.toml")) == problems("--config", "c.toml")
+
+
+def test_paths_under_an_unreadable_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, **_: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied") if str(self) == "x" else FileNotFoundError(2, "No such file")
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    servers = '[{"url": "http://a:1", "model_config": "x", "api_key_file": "x"}]'
+    found = problems("--procfs-root", "x", "--hf-cache", "x", "--nvml-library", "x", "--servers", servers)
+    assert [sentence.partition(" is x, but must be ")[0] for sentence in found] == [
+        "--procfs-root",
+        "--hf-cache",
+        "--nvml-library",
+        "--servers[0].model_config",
+        "--servers[0].api_key_file",
+    ]
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert problems("--config", str(fifo)) == (f"{fifo}: cannot be read (it is not a regular file)",)
+    servers = json.dumps([{"url": "http://a:1", "model_config": str(fifo), "api_key_file": str(fifo)}])
+    assert len(problems("--servers", servers)) == 2
 
 
 _values = st.recursive(

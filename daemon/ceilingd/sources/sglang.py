@@ -23,6 +23,7 @@ import aiohttp
 from yarl import URL
 
 from ceilingd import __version__
+from ceilingd.files import read_file
 from ceilingd.observation import sums_fell
 from ceilingd.parse.exposition import NotAnExpositionError
 from ceilingd.parse.sglang import parse_loads, parse_metrics, parse_model_info, parse_server_info
@@ -43,6 +44,7 @@ IDENTITY_GAP_SECONDS = 10.0
 """Least time between two starts of an identity fetch, however often the server seems to restart."""
 IDENTITY_BACKOFF_SECONDS = (30.0, 60.0, 120.0, 300.0)
 """Pause after the first, second, ... failure in a row."""
+KEY_FILE_LIMIT_BYTES = 64 * 1024
 MOMENTS_SINCE = (0, 5, 17)
 COUNTERS_SINCE = (0, 5, 7)
 
@@ -300,7 +302,7 @@ class SglangServer:
         if self._key_file is None:
             return
         try:
-            key = (await asyncio.to_thread(self._key_file.read_text)).strip()
+            key = (await asyncio.to_thread(read_file, self._key_file, KEY_FILE_LIMIT_BYTES)).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise SourceError("api_key_unreadable", f"api_key_file {self._key_file} cannot be read: {reason}") from None
