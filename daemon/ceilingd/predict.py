@@ -25,6 +25,7 @@ from ceilingd.ceiling.inputs import (
     SpeculativeAlgorithm,
 )
 from ceilingd.ceiling.levers import levers
+from ceilingd.ceiling.limits import LINK_BANDWIDTH_BYTES_PER_SECOND, PARAMETERS, require_within
 from ceilingd.ceiling.quantization import Quantization
 from ceilingd.ceiling.shape import shape_from_parameters
 from ceilingd.gpus import GpuSpec, GpuTable, load_gpus
@@ -32,6 +33,7 @@ from ceilingd.links.rates import link_bandwidth
 from ceilingd.models import read_config
 from ceilingd.parse.hf_config import parse_hf_config
 from ceilingd.predict_report import Prediction, as_json, print_table
+from ceilingd.text import printable
 
 if TYPE_CHECKING:
     from ceilingd.ceiling.shape import ModelShape
@@ -142,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         prediction = _prediction(arguments, load_gpus())
     except (ValueError, OSError) as error:
-        print(f"ceilingd predict: {_in_flags(str(error))}", file=sys.stderr)
+        print(f"ceilingd predict: {printable(_in_flags(str(error)))}", file=sys.stderr)
         return 2
     if arguments.json:
         print(json.dumps(as_json(prediction), indent=2, allow_nan=False))
@@ -210,8 +212,7 @@ def _prediction(arguments: argparse.Namespace, gpus: GpuTable) -> Prediction:
 def _shape(arguments: argparse.Namespace) -> ModelShape:
     if arguments.model_config is not None:
         return _read_shape(arguments.model_config)
-    if not 1 <= arguments.parameters <= 1e15:
-        raise ValueError(f"parameters: must be at least 1 and at most 1e15, not {arguments.parameters:g}")
+    require_within(arguments.parameters, PARAMETERS, "parameters")
     return shape_from_parameters(round(arguments.parameters))
 
 
@@ -219,9 +220,10 @@ def _read_shape(path: Path) -> ModelShape:
     try:
         return parse_hf_config(read_config(path))
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; give the config.json of the model, or the folder that holds it") from None
+        missing = "this folder holds no config.json" if path.is_dir() else "no such file"
+        raise ValueError(f"{path}: {missing}; give the config.json of the model, or the folder that holds it") from None
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); give a config.json that may be read") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -229,6 +231,8 @@ def _read_shape(path: Path) -> ModelShape:
 def _gpu(name: str | None, gpus: GpuTable) -> GpuSpec | None:
     if name is None:
         return None
+    if not name.strip():
+        raise ValueError("gpu: the name is empty; give one such as RTX A6000, or --memory-bandwidth instead")
     found = gpus.find(name)
     if found is None:
         near = gpus.similar(name)
@@ -252,13 +256,16 @@ def _memory_bandwidth(given: float | None, gpu: GpuSpec | None) -> float:
 def _speculation(arguments: argparse.Namespace, assumed: list[str]) -> Speculation:
     steps, tokens = arguments.draft_steps, arguments.draft_tokens
     if arguments.speculative == "none":
-        if steps or tokens or arguments.draft_model_config:
+        if steps is not None or tokens is not None or arguments.draft_model_config is not None:
             raise ValueError("speculation.algorithm: draft flags need one of mtp, eagle, eagle3, standalone, ngram")
         return Speculation()
     if steps is None and tokens is None:
         steps = DEFAULT_DRAFT_STEPS
         assumed.append("draft_steps")
-    steps = tokens - 1 if steps is None else steps
+    if steps is None:
+        if tokens < 2:
+            raise ValueError(f"draft_tokens: must be at least 2, the drafted token and the one before it, not {tokens}")
+        steps = tokens - 1
     draft = None if arguments.draft_model_config is None else _read_shape(arguments.draft_model_config)
     return Speculation(arguments.speculative, steps, steps + 1 if tokens is None else tokens, draft)
 
@@ -268,6 +275,10 @@ def _link(arguments: argparse.Namespace, gpu: GpuSpec | None, assumed: list[str]
     generation, width = arguments.pcie_generation, arguments.pcie_width
     if arguments.nvlink is not None and (generation is not None or width is not None):
         raise ValueError("nvlink: the GPUs talk over NVLink or over PCIe: give only one of them")
+    # What is given must make sense also where it is not used.
+    link_bandwidth(1 if generation is None else generation, 1 if width is None else width)
+    if arguments.nvlink is not None and arguments.nvlink is not True:
+        require_within(arguments.nvlink, LINK_BANDWIDTH_BYTES_PER_SECOND, "nvlink")
     if arguments.tensor_parallel == 1:
         return None, None
     wants_pcie = generation is not None or width is not None

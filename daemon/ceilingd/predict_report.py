@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ceilingd.ceiling.draft import target_format
+from ceilingd.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
     from ceilingd.ceiling.inputs import CeilingInputs
     from ceilingd.records import Ceiling, Round
+
+LINE_CHARACTERS = 78
+"""Fits a terminal of 80 columns, and is the same in a pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +167,9 @@ def print_table(prediction: Prediction) -> None:
     """The round term by term, the ceilings, the levers, what was assumed, and a verdict, on stdout."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(_headline(prediction))
+    # Wider than any table gets, so that no number is ever broken or cut; the usual ones fit 78 columns.
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=200)
+    console.print(_wrapped(_headline(prediction)))
     console.print("\nOne decode round, per GPU")
     console.print(_round_table(prediction))
     console.print("Ceiling, tokens per second")
@@ -174,15 +180,20 @@ def print_table(prediction: Prediction) -> None:
     if prediction.ceiling.assumed:
         console.print("Assumed, because nobody said otherwise:")
         for name in prediction.ceiling.assumed:
-            console.print(f"  - {_ASSUMED.get(name, name)}")
+            console.print(_wrapped(f"  - {_ASSUMED.get(name, name)}", "    "))
         console.print()
-    console.print(verdict(prediction))
+    console.print(_wrapped(verdict(prediction)))
     console.print("A ceiling is not a forecast: published decode rounds reach 60 to 86 % of peak.", style="dim")
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    """Lines of at most `LINE_CHARACTERS`, broken between words only; further lines begin with `indent`."""
+    return textwrap.fill(text, LINE_CHARACTERS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _headline(prediction: Prediction) -> str:
     inputs = prediction.inputs
-    parts = [prediction.model, f"TP {inputs.deployment.tensor_parallel}"]
+    parts = [printable(prediction.model), f"TP {inputs.deployment.tensor_parallel}"]
     bandwidth = f"{inputs.hardware.memory_bandwidth_bytes_per_second / 1e9:,.0f} GB/s"
     parts.append(f"{prediction.gpu}, {bandwidth}" if prediction.gpu else bandwidth)
     if prediction.link:
@@ -198,7 +209,7 @@ def _round_table(prediction: Prediction) -> Table:
     from rich.table import Table
 
     ceiling, shown = prediction.ceiling, prediction.round
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_footer=True)
     table.add_column("component", "round", no_wrap=True)
     table.add_column("count", justify="right")
     table.add_column("bytes", justify="right")
@@ -226,7 +237,7 @@ def _ceiling_table(prediction: Prediction) -> Table:
     from rich.table import Table
 
     inputs, ceiling = prediction.inputs, prediction.ceiling
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("acceptance", no_wrap=True)
     table.add_column("at peak", justify="right")
     table.add_column(f"at {ceiling.bandwidth_efficiency:.0%}", justify="right")
@@ -244,7 +255,7 @@ def _lever_table(prediction: Prediction) -> Table:
     from rich.table import Table
 
     now = prediction.value(prediction.ceiling)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("lever", no_wrap=True)
     table.add_column("ceiling", justify="right")
     table.add_column("change", justify="right")
@@ -272,11 +283,14 @@ def verdict(prediction: Prediction) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3f} ms"
+    """Fewer decimals from a second on, seconds from a thousand on: about as wide."""
+    if seconds >= 1000:
+        return f"{seconds:,.1f} s"
+    return f"{seconds * 1e3:,.{3 if seconds < 1 else 1}f} ms"
 
 
 def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:,.3f} {unit}"
     return f"{count:,.0f} B" if count else ""

@@ -73,9 +73,7 @@ def test_the_prediction_shown_is_the_one_that_comes_out() -> None:
     [command] = shell_commands(match[0])
     result = installed.run(*shlex.split(command)[1:])
     assert result.returncode == 0, result.stderr
-    shown = [line.strip() for line in match[2].splitlines() if line.strip()]
-    assert shown
-    assert [line for line in shown if line not in result.stdout] == []
+    assert match[2].splitlines() == [line.rstrip() for line in result.stdout.splitlines()]
 
 
 def test_the_metrics_shown_exist() -> None:

@@ -34,6 +34,11 @@ def predicted(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str
     return code, captured.out, captured.err
 
 
+def words(out: str) -> str:
+    """What was printed without its line breaks."""
+    return " ".join(out.split())
+
+
 def as_json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     code, out, err = predicted(capsys, *flags, "--json")
     assert (code, err) == (0, "")
@@ -121,15 +126,69 @@ def test_the_table_shows_terms_ceilings_levers_assumptions_and_a_verdict(capsys:
         "given (3.33)",
         "FP8 weights",
         "give --allreduce-latency",
-        "Decode is bound by reading weights: 78 % of the round; the strongest lever at this load is FP8 weights",
         "A ceiling is not a forecast",
     ):
         assert text in out
+    assert "Decode is bound by reading weights: 78 % of the round; the strongest lever at this load is FP8 weights" in words(
+        out
+    )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*FOUNDING, "--accept-length", "3.33"],
+        [*FOUNDING, "--batch", "512"],
+        [*FOUNDING, "--memory-bandwidth", "10e9"],
+    ],
+    ids=["usual", "large batch", "slow"],
+)
+def test_the_table_fits_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    outputs = []
+    for columns in ("40", "80", "300"):
+        monkeypatch.setenv("COLUMNS", columns)
+        outputs.append(predicted(capsys, *flags)[1])
+    assert outputs[0] == outputs[1] == outputs[2]
+    # A path is one word and may be longer.
+    lines = outputs[0].replace(str(CONFIGS), "").splitlines()
+    assert [line for line in lines if len(line) > 78] == []
+    [weights] = [line.split() for line in lines if line.startswith(" weights ")]
+    assert len(weights) == 11, "name, count, and three figures and a share with their units, bound"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--batch", "1e6"], ["--speculative", "ngram", "--draft-tokens", "4096"], ["--context", "1e9"]],
+    ids=lambda flags: flags[0],
+)
+def test_at_the_limits_there_is_still_a_prediction(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    assert as_json(capsys, *DENSE, *flags)["round_seconds"] > 0
+
+
+def test_the_longest_draft_has_no_longer_one_as_a_lever(capsys: pytest.CaptureFixture[str]) -> None:
+    levers = as_json(capsys, *FOUNDING, "--draft-steps", "4095")["levers"]
+    assert "draft_steps_plus_one" not in levers
+    assert "draft_steps_minus_one" in levers
+
+
+def test_no_escape_sequence_reaches_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, _, unknown_gpu = predicted(capsys, "--parameters", "1b", "--gpu", "\x1b[31mred\u202e")
+    assert "--gpu: \\x1b[31mred\\u202e is not in the table" in unknown_gpu
+    path = tmp_path / "\x1b[31m.json"
+    path.write_text('{"architectures": ["Evil\\u001b[2J"]}', encoding="utf-8")
+    _, _, unknown_model = predicted(capsys, "--model-config", str(path), "--gpu", "H200")
+    assert "\\x1b[31m.json: architectures: Evil\\x1b[2J is not known" in unknown_model
+    path.write_text((CONFIGS / "qwen3-8b.json").read_text(encoding="utf-8"), encoding="utf-8")
+    _, out, _ = predicted(capsys, "--model-config", str(path), "--gpu", "H200")
+    assert "\\x1b[31m.json" in out
+    assert "\x1b" not in unknown_gpu + unknown_model + out
 
 
 def test_speculation_that_hurts_is_called_that(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = predicted(capsys, *FOUNDING, "--accept-length", "1.05")
-    assert "speculation hurts here: without it the ceiling is" in out
+    assert "speculation hurts here: without it the ceiling is" in words(out)
 
 
 def test_levers_are_at_the_accept_length_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,14 +273,35 @@ def test_times_as_people_write_them(capsys: pytest.CaptureFixture[str], text: st
         (["--parameters", "27b"], "--memory-bandwidth: give it in bytes per second, or name a GPU with --gpu"),
         (["--parameters", "27b", "--gpu", "RTX A600"], "--gpu: RTX A600 is not in the table; did you mean RTX A6000"),
         (["--parameters", "27b", "--gpu", "Gaudi"], "--gpu: Gaudi is not in the table; it has V100-SXM2, "),
-        (["--parameters", "0", "--gpu", "H200"], "--parameters: must be at least 1"),
+        (["--parameters", "0", "--gpu", "H200"], "--parameters: must be from 1 to 1e+15, not 0"),
         (["--model-config", "missing", "--gpu", "H200"], "missing: no such file; give the config.json of the model"),
         ([*DENSE, "--tensor-parallel", "3"], "--tensor-parallel: 32 heads or channels cannot be divided over 3 ranks (q_proj)"),
         ([*DENSE, "--pipeline-parallel", "2"], "--pipeline-parallel: pipeline parallelism is not supported yet"),
-        ([*DENSE, "--batch", "0"], "--batch: must be positive"),
-        ([*DENSE, "--context", "-1"], "--context: must not be negative"),
-        ([*DENSE, "--accept-length", "2"], "--accept-length: must be between 1 and 1"),
+        ([*DENSE, "--batch", "0"], "--batch: must be from 1e-06 to 1e+06, not 0"),
+        ([*DENSE, "--context", "-1"], "--context: must be from 0 to 1e+09, not -1"),
+        ([*DENSE, "--accept-length", "2"], "--accept-length: without speculation a round gives exactly 1 token"),
         ([*DENSE, "--draft-steps", "3"], "--speculative: draft flags need one of"),
+        ([*DENSE, "--draft-tokens", "0"], "--speculative: draft flags need one of"),
+        (
+            [*DENSE, "--speculative", "mtp", "--draft-tokens", "1"],
+            "--draft-tokens: must be at least 2, the drafted token and the one before it, not 1",
+        ),
+        (["--parameters", "27b", "--gpu", ""], "--gpu: the name is empty; give one such as RTX A6000"),
+        (["--model-config", str(CONFIGS.parent.parent), "--gpu", "H200"], "this folder holds no config.json; give the config"),
+        ([*DENSE, "--pcie-generation", "7"], "--pcie-generation: PCIe has generations 1 to 6, not 7"),
+        ([*DENSE, "--pcie-generation", "0"], "--pcie-generation: PCIe has generations 1 to 6, not 0"),
+        ([*DENSE, "--pcie-width", "3"], "--pcie-width: a PCIe link has 1, 2, 4, 8, 12, 16 or 32 lanes, not 3"),
+        ([*DENSE, "--pcie-width", "1000"], "--pcie-width: a PCIe link has"),
+        ([*DENSE, "--tensor-parallel", "2", "--pcie-width", "0"], "--pcie-width: a PCIe link has"),
+        ([*DENSE, "--nvlink", "0"], "--nvlink: must be from 1e+06 to 1e+16, not 0"),
+        ([*DENSE, "--batch", "1e308"], "--batch: must be from 1e-06 to 1e+06, not 1e+308"),
+        ([*DENSE, "--context", "1e308"], "--context: must be from 0 to 1e+09, not 1e+308"),
+        ([*DENSE, "--batch", "1e308", "--context", "1e308"], "--batch: must be from"),
+        ([*DENSE, "--memory-bandwidth", "1e-300"], "--memory-bandwidth: must be from 1e+06 to 1e+16, not 1e-300"),
+        ([*DENSE, "--tensor-parallel", "2", "--allreduce-latency", "1e308"], "--allreduce-latency: must be from 0 to 1, not"),
+        ([*DENSE, "--tensor-parallel", "8192"], "--tensor-parallel: must be from 1 to 4096, not 8192"),
+        ([*DENSE, "--bandwidth-efficiency", "1e-300"], "--bandwidth-efficiency: must be from 0.001 to 1"),
+        ([*DENSE, "--set", "weights.bytes=1e300"], "--set weights.bytes: must be from 0 to 1e+18"),
         ([*DENSE, "--speculative", "mtp"], "--speculative: mtp needs MTP layers, and this model's config has none"),
         ([*DENSE, "--speculative", "eagle3"], "--draft-model-config: eagle3 needs the config of its draft model"),
         ([*DENSE, "--set", "wheights.bytes=1"], "--set: there is no component 'wheights'"),

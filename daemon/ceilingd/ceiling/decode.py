@@ -15,9 +15,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ceilingd.ceiling import limits
 from ceilingd.ceiling.collectives import Communication, allreduces, link_seconds, logits_gather
 from ceilingd.ceiling.defaults import default_efficiency
 from ceilingd.ceiling.draft import draft_model, draft_term, target_format
+from ceilingd.ceiling.limits import require_within
 from ceilingd.ceiling.memory import attention_flops, kv_cache_bytes, linear_state_bytes, states_per_round, streamed_weights
 from ceilingd.ceiling.roofline import Flops, Term, compute_seconds
 from ceilingd.records import Ceiling, Round
@@ -25,7 +27,7 @@ from ceilingd.records import Ceiling, Round
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ceilingd.ceiling.inputs import CeilingInputs, Override
+    from ceilingd.ceiling.inputs import CeilingInputs, Override, Speculation
     from ceilingd.ceiling.shape import ModelShape
 
 __all__ = ["COMPONENTS", "default_efficiency", "predict"]
@@ -69,36 +71,48 @@ def predict(inputs: CeilingInputs) -> Ceiling:
 
 
 def check(inputs: CeilingInputs) -> None:
-    """Raises `ValueError` naming the field of the first input that no deployment can have."""
+    """Raises `ValueError` naming the field of the first input that no deployment can have or that is out of its limits."""
     deployment, hardware, load, speculation = inputs.deployment, inputs.hardware, inputs.load, inputs.speculation
     for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"):
-        _require(getattr(deployment, name) >= 1, name, "must be at least 1")
+        require_within(getattr(deployment, name), limits.RANKS, name)
     _require(deployment.pipeline_parallel == 1, "pipeline_parallel", "pipeline parallelism is not supported yet")
     _require(deployment.expert_parallel == 1, "expert_parallel", "expert parallelism is not supported yet")
     _require(not deployment.dp_attention, "dp_attention", "data-parallel attention is not supported yet")
-    _require(_positive(hardware.memory_bandwidth_bytes_per_second), "memory_bandwidth_bytes_per_second", "must be positive")
-    _require(0 < hardware.bandwidth_efficiency <= 1, "bandwidth_efficiency", "must be above 0 and at most 1")
+    require_within(
+        hardware.memory_bandwidth_bytes_per_second,
+        limits.MEMORY_BANDWIDTH_BYTES_PER_SECOND,
+        "memory_bandwidth_bytes_per_second",
+    )
+    require_within(hardware.bandwidth_efficiency, limits.BANDWIDTH_EFFICIENCY, "bandwidth_efficiency")
     if hardware.link_bandwidth_bytes_per_second is not None:
-        _require(_positive(hardware.link_bandwidth_bytes_per_second), "link_bandwidth_bytes_per_second", "must be positive")
-    for number_format, rate in hardware.matrix_flops_per_second.items():
-        _require(_positive(rate), f"matrix_flops_per_second.{number_format}", "must be positive")
-    _require(_not_negative(hardware.allreduce_latency_seconds), "allreduce_latency_seconds", "must not be negative")
-    _require(_not_negative(inputs.fixed_seconds), "fixed_seconds", "must not be negative")
-    _require(_positive(load.batch), "batch", "must be positive")
-    _require(_not_negative(load.context_tokens_per_request), "context_tokens_per_request", "must not be negative")
-    if speculation.active:
-        _require(speculation.draft_tokens >= 1, "draft_tokens", "must be at least 1")
-        least_steps = 0 if speculation.algorithm == "ngram" else 1
-        _require(speculation.draft_steps >= least_steps, "draft_steps", f"must be at least {least_steps}")
-    if load.accept_length is not None:
-        most = speculation.most_accepted_tokens
-        _require(
-            1 <= load.accept_length <= most,
-            "accept_length",
-            f"must be between 1 and {most}, the most that a round can accept, not {load.accept_length:g}",
+        require_within(
+            hardware.link_bandwidth_bytes_per_second, limits.LINK_BANDWIDTH_BYTES_PER_SECOND, "link_bandwidth_bytes_per_second"
         )
+    for number_format, rate in hardware.matrix_flops_per_second.items():
+        require_within(rate, limits.MATRIX_FLOPS_PER_SECOND, f"matrix_flops_per_second.{number_format}")
+    require_within(hardware.allreduce_latency_seconds, limits.ALLREDUCE_LATENCY_SECONDS, "allreduce_latency_seconds")
+    require_within(inputs.fixed_seconds, limits.FIXED_SECONDS, "fixed_seconds")
+    require_within(inputs.shape.parameters, limits.PARAMETERS, "parameters")
+    require_within(load.batch, limits.BATCH, "batch")
+    require_within(load.context_tokens_per_request, limits.CONTEXT_TOKENS, "context_tokens_per_request")
+    if speculation.active:
+        require_within(speculation.draft_tokens, (1, limits.DRAFT_LENGTH_MAX), "draft_tokens")
+        least_steps = 0 if speculation.algorithm == "ngram" else 1
+        require_within(speculation.draft_steps, (least_steps, limits.DRAFT_LENGTH_MAX), "draft_steps")
+    if speculation.draft_shape is not None:
+        require_within(speculation.draft_shape.parameters, limits.PARAMETERS, "speculation.draft_shape")
+    _check_accept_length(load.accept_length, speculation)
     for name, override in inputs.overrides.items():
         _check_override(name, override)
+
+
+def _check_accept_length(accept_length: float | None, speculation: Speculation) -> None:
+    most = speculation.most_accepted_tokens
+    if accept_length is None or 1 <= accept_length <= most:
+        return
+    if not speculation.active:
+        raise ValueError(f"accept_length: without speculation a round gives exactly 1 token per request, not {accept_length:g}")
+    raise ValueError(f"accept_length: must be between 1 and {most}, the most that a round can accept, not {accept_length:g}")
 
 
 def _check_override(name: str, override: Override) -> None:
@@ -106,7 +120,7 @@ def _check_override(name: str, override: Override) -> None:
         raise ValueError(f"overrides: there is no component {name!r}; components are {', '.join(COMPONENTS)}")
     for quantity, value in (("bytes", override.bytes_per_gpu), ("seconds", override.seconds), ("count", override.count)):
         if value is not None:
-            _require(_not_negative(value), f"overrides.{name}.{quantity}", "must not be negative")
+            require_within(value, limits.OVERRIDES[quantity], f"overrides.{name}.{quantity}")
     if override.count is not None and name not in _COMMUNICATION:
         raise ValueError(f"overrides.{name}.count: only {' and '.join(_COMMUNICATION)} have a count")
     if override.bytes_per_gpu is not None and name == "fixed":
@@ -116,14 +130,6 @@ def _check_override(name: str, override: Override) -> None:
 def _require(condition: bool, field: str, requirement: str) -> None:
     if not condition:
         raise ValueError(f"{field}: {requirement}")
-
-
-def _positive(value: float) -> bool:
-    return value > 0 and math.isfinite(value)
-
-
-def _not_negative(value: float) -> bool:
-    return value >= 0 and math.isfinite(value)
 
 
 def _draft(inputs: CeilingInputs) -> ModelShape | None:
@@ -253,6 +259,6 @@ def _override_term(inputs: CeilingInputs, term: Term, override: Override) -> Ter
 def _round(terms: tuple[Term, ...], memory_bandwidth_bytes_per_second: float) -> Round:
     components = tuple(term.at(memory_bandwidth_bytes_per_second) for term in terms)
     seconds = math.fsum(component.seconds for component in components)
-    if seconds <= 0:
-        raise ValueError("overrides: a round must take some time, and every component was set to 0")
+    if seconds < limits.ROUND_SECONDS_MIN:
+        raise ValueError(f"overrides: a round must take some time, and all components together were set to {seconds:g} s")
     return Round(components, seconds)

@@ -10,6 +10,7 @@ from ceilingd.ceiling.collectives import default_allreduce_latency
 from ceilingd.ceiling.decode import predict
 from ceilingd.ceiling.draft import target_format
 from ceilingd.ceiling.inputs import Speculation
+from ceilingd.ceiling.limits import BATCH, DRAFT_LENGTH_MAX, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,8 @@ def levers(inputs: CeilingInputs, nvlink_bandwidth_bytes_per_second: float | Non
     NVLink is in use already or cannot be had.
 
     Where the accept length is known, another draft length changes it as if every drafted token were accepted with the
-    same probability (`acceptance.py`). A lever whose component has an explicit value is left out: it would change nothing."""
+    same probability (`acceptance.py`). A lever whose component has an explicit value is left out: it would change nothing;
+    so is one beyond the limits of the model."""
     return {name: predict(changed) for name, changed in _changes(inputs, nvlink_bandwidth_bytes_per_second)}
 
 
@@ -44,10 +46,11 @@ def _changes(inputs: CeilingInputs, nvlink_bandwidth: float | None) -> Iterator[
     if deployment.kv_cache_dtype == "bf16" and "kv_cache" not in inputs.overrides and not inputs.shape.parameters_only:
         yield "fp8_kv_cache", replace(inputs, deployment=replace(deployment, kv_cache_dtype="fp8"))
     if _is_chain(speculation) and "draft" not in inputs.overrides and not inputs.shape.parameters_only:
-        yield "draft_steps_plus_one", _with_steps(inputs, speculation.draft_steps + 1)
+        if speculation.draft_tokens < DRAFT_LENGTH_MAX:
+            yield "draft_steps_plus_one", _with_steps(inputs, speculation.draft_steps + 1)
         if speculation.draft_steps > 1:
             yield "draft_steps_minus_one", _with_steps(inputs, speculation.draft_steps - 1)
-    if not inputs.shape.parameters_only and not inputs.overrides:
+    if not inputs.shape.parameters_only and not inputs.overrides and within(2 * load.batch, BATCH):
         yield "batch_double", replace(inputs, load=replace(load, batch=2 * load.batch))
     if nvlink_bandwidth is not None and deployment.tensor_parallel > 1 and "allreduce" not in inputs.overrides:
         hardware = replace(

@@ -193,37 +193,40 @@ FOUNDING = founding_inputs()
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (replace(FOUNDING, deployment=Deployment(tensor_parallel=0)), "^tensor_parallel: must be at least 1"),
+        (replace(FOUNDING, deployment=Deployment(tensor_parallel=0)), "^tensor_parallel: must be from 1 to 4096, not 0"),
         (replace(FOUNDING, deployment=Deployment(tensor_parallel=5)), "^tensor_parallel: .* cannot be divided over 5 ranks"),
         (replace(FOUNDING, deployment=Deployment(pipeline_parallel=2)), "^pipeline_parallel: .* not supported yet"),
         (replace(FOUNDING, deployment=Deployment(expert_parallel=2)), "^expert_parallel: .* not supported yet"),
         (replace(FOUNDING, deployment=Deployment(dp_attention=True)), "^dp_attention: .* not supported yet"),
-        (replace(FOUNDING, hardware=Hardware(0, 0.8)), "^memory_bandwidth_bytes_per_second: must be positive"),
-        (replace(FOUNDING, hardware=Hardware(math.inf, 0.8)), "^memory_bandwidth_bytes_per_second: must be positive"),
-        (replace(FOUNDING, hardware=Hardware(768e9, 1.01)), "^bandwidth_efficiency: must be above 0 and at most 1"),
+        (replace(FOUNDING, hardware=Hardware(0, 0.8)), r"^memory_bandwidth_bytes_per_second: must be from 1e\+06 to 1e\+16"),
+        (
+            replace(FOUNDING, hardware=Hardware(math.inf, 0.8)),
+            r"^memory_bandwidth_bytes_per_second: must be from 1e\+06 to 1e\+16",
+        ),
+        (replace(FOUNDING, hardware=Hardware(768e9, 1.01)), "^bandwidth_efficiency: must be from 0.001 to 1, not 1.01"),
         (replace(FOUNDING, hardware=Hardware(768e9, math.nan)), "^bandwidth_efficiency: must be"),
-        (replace(FOUNDING, hardware=Hardware(768e9, 0.8, {"bf16": 0.0})), r"^matrix_flops_per_second\.bf16: must be positive"),
+        (replace(FOUNDING, hardware=Hardware(768e9, 0.8, {"bf16": 0.0})), r"^matrix_flops_per_second\.bf16: must be from 1e"),
         (replace(FOUNDING, hardware=Hardware(768e9, 0.8)), "^link_bandwidth_bytes_per_second: needed"),
         (
             replace(FOUNDING, hardware=Hardware(768e9, 0.8, link_bandwidth_bytes_per_second=-1.0)),
-            "^link_bandwidth_bytes_per_second: must be positive",
+            "^link_bandwidth_bytes_per_second: must be from 1e",
         ),
         (
             replace(FOUNDING, hardware=Hardware(768e9, 0.8, allreduce_latency_seconds=-1e-6)),
-            "^allreduce_latency_seconds: must not be negative",
+            "^allreduce_latency_seconds: must be from 0 to 1, not -1e-06",
         ),
-        (replace(FOUNDING, fixed_seconds=-1.0), "^fixed_seconds: must not be negative"),
-        (replace(FOUNDING, load=Load(0, 500)), "^batch: must be positive"),
-        (replace(FOUNDING, load=Load(1, -1)), "^context_tokens_per_request: must not be negative"),
+        (replace(FOUNDING, fixed_seconds=-1.0), "^fixed_seconds: must be from 0 to 60, not -1"),
+        (replace(FOUNDING, load=Load(0, 500)), "^batch: must be from 1e-06 to 1e"),
+        (replace(FOUNDING, load=Load(1, -1)), "^context_tokens_per_request: must be from 0 to 1e"),
         (replace(FOUNDING, load=Load(1, 500, 4.5)), "^accept_length: must be between 1 and 4, .* not 4.5"),
         (replace(FOUNDING, load=Load(1, 500, 0.5)), "^accept_length: must be between 1 and 4"),
-        (replace(FOUNDING, speculation=Speculation("mtp", 0, 4)), "^draft_steps: must be at least 1"),
-        (replace(FOUNDING, speculation=Speculation("mtp", 3, 0)), "^draft_tokens: must be at least 1"),
+        (replace(FOUNDING, speculation=Speculation("mtp", 0, 4)), "^draft_steps: must be from 1 to 4096, not 0"),
+        (replace(FOUNDING, speculation=Speculation("mtp", 3, 0)), "^draft_tokens: must be from 1 to 4096, not 0"),
         (
             with_override("wheights", Override(seconds=1)),
             "^overrides: there is no component 'wheights'; components are weights,",
         ),
-        (with_override("weights", Override(seconds=-1)), r"^overrides\.weights\.seconds: must not be negative"),
+        (with_override("weights", Override(seconds=-1)), r"^overrides\.weights\.seconds: must be from 0 to 1e"),
         (with_override("weights", Override(count=2)), r"^overrides\.weights\.count: only allreduce and logits_gather"),
         (with_override("fixed", Override(bytes_per_gpu=2)), r"^overrides\.fixed\.bytes: "),
     ],
@@ -233,9 +236,22 @@ def test_impossible_inputs_are_refused_by_name(inputs: CeilingInputs, message: s
         predict(inputs)
 
 
-def test_a_round_of_no_time_is_refused() -> None:
+def test_without_speculation_a_round_gives_one_token() -> None:
+    plain = replace(FOUNDING, speculation=Speculation(), load=Load(1, 500, 2))
+    with pytest.raises(
+        ValueError, match=r"^accept_length: without speculation a round gives exactly 1 token per request, not 2$"
+    ):
+        predict(plain)
+
+
+@pytest.mark.parametrize("seconds", [0, 1e-300])
+def test_a_round_of_no_time_is_refused(seconds: float) -> None:
     inputs = CeilingInputs(
-        shape_from_parameters(1), Hardware(1e9, 1.0), Load(1, 0), fixed_seconds=0.0, overrides={"weights": Override(seconds=0)}
+        shape_from_parameters(1),
+        Hardware(1e9, 1.0),
+        Load(1, 0),
+        fixed_seconds=0.0,
+        overrides={"weights": Override(seconds=seconds)},
     )
     with pytest.raises(ValueError, match="must take some time"):
         predict(inputs)
