@@ -44,6 +44,7 @@ header, footer { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; align-item
 h1 { margin: 0; font-size: 1.5rem; color: var(--text) }
 h2 { margin: 2rem 0 .5rem; font-size: 1.1rem }
 h3 { margin: 0; font-size: 1.05rem }
+h3, p, td.text { overflow-wrap: anywhere }
 h3 .dim { font-weight: 400 }
 a { color: var(--bar) }
 p { margin: .5rem 0 }
@@ -118,8 +119,9 @@ def page(snapshot: Snapshot) -> str:
     return "\n".join(parts) + "\n"
 
 
-def verdict(rank: RankStatus) -> str:
-    """One or two sentences with the numbers: what binds, how far from the ceiling, how much of it nothing explains."""
+def verdict(rank: RankStatus, degraded: tuple[LinkStatus, ...] = ()) -> str:
+    """A few sentences with the numbers: what binds, which of its GPUs' links are degraded, how far from the ceiling, how
+    much of it nothing explains."""
     ceiling, observation = rank.ceiling, rank.observation
     if isinstance(ceiling, NoCeiling):
         return f"No ceiling: {_stopped(ceiling.message)}"
@@ -128,6 +130,11 @@ def verdict(rank: RankStatus) -> str:
         f"Bound by {_component_name(longest)}: {_milliseconds(longest.seconds)} of {_milliseconds(ceiling.peak.seconds)} ms "
         "at peak memory bandwidth."
     )
+    for link in degraded:
+        bound += (
+            f" GPU {link.index}'s link is degraded (Gen{link.generation} x{link.width_lanes}, "
+            f"expected Gen{link.generation_expected} x{link.width_expected_lanes})."
+        )
     efficiency = efficiency_ratio(ceiling.peak.seconds, rank)
     unexplained = unexplained_seconds(rank)
     if observation is None or observation.round_seconds is None or efficiency is None or unexplained is None:
@@ -168,7 +175,7 @@ def _servers(snapshot: Snapshot) -> Iterator[str]:
         elif not server.ranks:
             yield '<p class="verdict">It answers, but has said nothing about decoding yet.</p>'
         for rank in server.ranks:
-            yield from _rank(rank, several=len(server.ranks) > 1)
+            yield from _rank(rank, len(server.ranks) > 1, _degraded(server, rank, snapshot.links))
         assumed = assumed_inputs(server)
         if assumed:
             names = ", ".join(name.replace("_", " ") for name in assumed)
@@ -186,10 +193,15 @@ def _model(server: ServerStatus) -> str:
     return ", ".join(text for text in (identity.model_path, engine, server.url) if text)
 
 
-def _rank(rank: RankStatus, several: bool) -> Iterator[str]:
+def _degraded(server: ServerStatus, rank: RankStatus, links: tuple[LinkStatus, ...]) -> tuple[LinkStatus, ...]:
+    uuids = {gpu.uuid for gpu in server.gpus if gpu.dp_rank == rank.dp_rank}
+    return tuple(link for link in links if link.state == "degraded" and link.uuid in uuids)
+
+
+def _rank(rank: RankStatus, several: bool, degraded: tuple[LinkStatus, ...]) -> Iterator[str]:
     if several:
         yield f"<h3>DP rank {escape(rank.dp_rank)}</h3>"
-    yield f'<p class="verdict">{escape(verdict(rank))}</p>'
+    yield f'<p class="verdict">{escape(verdict(rank, degraded))}</p>'
     yield "<dl>"
     for term, value in _figures(rank, rank.observation, rank.ceiling if isinstance(rank.ceiling, Ceiling) else None):
         yield f"<div><dt>{term}</dt><dd>{value}</dd></div>"
@@ -294,10 +306,17 @@ def _setting(generation: int | None, width_lanes: int | None) -> str:
     return ABSENT if rate is None else f'Gen{generation} x{width_lanes}<br><span class="dim">{rate / 1e9:.1f} GB/s</span>'
 
 
+def _below_expected(link: LinkStatus) -> bool:
+    pairs = ((link.generation, link.generation_expected), (link.width_lanes, link.width_expected_lanes))
+    return any(now is not None and expected is not None and now < expected for now, expected in pairs)
+
+
 def _state(link: LinkStatus | None) -> str:
     if link is None:
         return f"<td>{ABSENT}</td>"
     kind, meaning = _STATES[link.state]
+    if link.working and link.state in ("full", "idle_downshift") and _below_expected(link):
+        kind, meaning = "warn", "below the expected link, not judged yet"
     return f'<td class="text {kind}">{meaning}</td>'
 
 

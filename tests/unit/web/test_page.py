@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ceilingd.records import DecodeObservation, NoCeiling, NvmlStatus, RankStatus, Snapshot
+from ceilingd.records import DecodeObservation, LinkState, NoCeiling, NvmlStatus, RankStatus, Snapshot
 from ceilingd.web.page import CONTENT_SECURITY_POLICY, page, verdict
 from support import snapshots
 
@@ -124,6 +124,27 @@ def test_the_founding_case_at_a_glance() -> None:
 def test_a_degraded_link_stands_out() -> None:
     html = page(replace(FOUNDING, links=(snapshots.link(0), snapshots.link(1, "degraded"))))
     assert '<td class="text bad">below the expected link under load</td><td>Gen1 x16<br><span class="dim">4.0 GB/s' in html
+
+
+@pytest.mark.parametrize("state", ["full", "idle_downshift"])
+def test_a_working_link_below_what_is_expected_is_not_called_fine(state: LinkState) -> None:
+    below = replace(snapshots.link(1), state=state, generation=1)
+    html = page(replace(FOUNDING, links=(snapshots.link(0), below)))
+    assert '<td class="text warn">below the expected link, not judged yet</td><td>Gen1 x16' in html
+    idle = page(replace(FOUNDING, links=(snapshots.link(0), replace(below, working=False))))
+    assert "not judged yet" not in idle
+
+
+def test_the_verdict_of_a_server_names_its_degraded_gpu() -> None:
+    links = (snapshots.link(0), snapshots.link(1, "degraded"))
+    sentence = "at peak memory bandwidth. GPU 1's link is degraded (Gen1 x16, expected Gen4 x16). Observed: 55.4 ms"
+    assert sentence in text_of(replace(FOUNDING, links=links))
+    elsewhere = replace(FOUNDING, links=links, servers=(snapshots.server(gpus=(0,)),))
+    assert "link is degraded" not in text_of(elsewhere)
+
+
+def test_a_long_model_path_is_broken() -> None:
+    assert "h3, p, td.text { overflow-wrap: anywhere }" in page(FOUNDING)
 
 
 def test_links_lead_to_the_other_endpoints_behind_any_prefix() -> None:
