@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from ceilingd.clock import Clock
@@ -223,6 +224,11 @@ class _Protocol(RequestHandler):
         if status >= 500:
             logging.getLogger("ceilingd.web").error("defect while answering a request", exc_info=exc)
             response = _sentence(500, "A defect of ceilingd: its log says more; please report it.")
+        elif isinstance(exc, LineTooLong):
+            response = _sentence(
+                431,
+                f"The address or a header of this request is longer than {HEADER_LINE_BYTES_MAX} bytes, the most that is read.",
+            )
         else:
             response = _sentence(
                 status, "This is not a request that ceilingd understands: it speaks HTTP/1.1 without TLS here."
