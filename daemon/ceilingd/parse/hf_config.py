@@ -51,6 +51,8 @@ def parse_hf_config(config: Config) -> ModelShape:
     for field in _UNHANDLED:
         if text.get(field):
             raise UnknownArchitecture(f"{field}: {name} with this setting is not known to this version")
+    for part in (config, text):
+        _check_dtype(part)
     return family(config)
 
 
@@ -327,8 +329,16 @@ _ALWAYS_KEPT = re.compile(
 """Modules that stay at 16 bits in every format, so that an ignore list may name them without changing any count."""
 
 
+def _check_dtype(config: Config) -> None:
+    """Refuse weights that are not held in 16 bits where no quantization says so: their bytes would come out wrong."""
+    for field in ("dtype", "torch_dtype"):
+        dtype = config.get(field)
+        if dtype is not None and dtype not in ("auto", "bfloat16", "float16"):
+            raise UnknownQuantization(f"{field}: only bfloat16, float16 and auto are known to this version, not {dtype!r}")
+
+
 def _weight_format(config: Config) -> WeightFormat:
-    """How the matrices are stored; 16 bits without a quantization config (float32 checkpoints are served in 16 bits)."""
+    """How the matrices are stored; 16 bits without a quantization config."""
     modelopt = config.get("hf_quant_config")
     if modelopt is not None:
         return _modelopt(_object(modelopt, "hf_quant_config"))

@@ -259,3 +259,19 @@ def test_an_ignore_list_may_name_what_stays_at_16_bits_anyway() -> None:
 def test_formats_that_cannot_be_counted_are_refused(quantization: dict[str, Any], message: str) -> None:
     with pytest.raises(UnknownQuantization, match=message):
         parse_hf_config(read_config("llama-3.1-8b") | {"quantization_config": quantization})
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("dtype", ["float32", "float8", 16, ["bfloat16"]])
+def test_weights_that_are_not_of_16_bits_are_refused(field: str, dtype: object) -> None:
+    with pytest.raises(UnknownQuantization, match=f"^{field}: only bfloat16, float16 and auto are known to this version, not "):
+        parse_hf_config({**read_config("qwen3-8b"), field: dtype})
+    nested = read_config("qwen3.6-27b")
+    nested["text_config"][field] = dtype
+    with pytest.raises(UnknownQuantization, match=f"^{field}: "):
+        parse_hf_config(nested)
+
+
+@pytest.mark.parametrize("dtype", [None, "auto", "bfloat16", "float16"])
+def test_16_bit_types_and_none_are_the_same_shape(dtype: str | None) -> None:
+    assert parse_hf_config({**read_config("qwen3-8b"), "torch_dtype": dtype}) == shape_of("qwen3-8b")
