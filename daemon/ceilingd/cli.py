@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
+from types import FrameType
 from typing import NoReturn
 
 from ceilingd import __version__
@@ -14,22 +19,53 @@ from ceilingd import __version__
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_OUTPUT_FAILED = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 DEMO_WITHOUT = frozenset({"servers", "gpus"})
 """The demo brings its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `ceilingd` with `argv` (the process's arguments when `None`); returns the exit code, never raises for bad input."""
+    if argv is None:
+        _prepare_process()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # in an ASCII locale a model's name is no reason to fail
     try:
         code = _main(argv)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone (`ceilingd ... | head`). The interpreter flushes stdout once more at its end.
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAILED or error.filename is not None:
+            raise
+        if error.errno != errno.EPIPE:  # with EPIPE the reader has gone (`ceilingd ... | head`), and needs no sentence
+            with suppress(OSError):
+                print(f"ceilingd: the output cannot be written: {error.strerror}", file=sys.stderr)
+        # The interpreter flushes stdout once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return code
+
+
+def _prepare_process() -> None:
+    """Make sure of what the shell may have left out: three open standard streams, and signals that end us without a traceback.
+
+    An event loop takes the number of a closed stream for a socket of its own and aborts when it closes it. The daemon puts its
+    own handlers in place of these once it runs, and these are back while it is torn down."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`, or a shell's background job
+            signal.signal(number, _end_at_once)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -63,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
         name = word.partition("=")[0]
         known = [option.lstrip("-") for option in self._option_string_actions]
-        close = difflib.get_close_matches(name.lstrip("-"), known, n=1)
+        close = difflib.get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.7)
         self.error(f"unknown flag {name}" + (f" (did you mean --{close[0]}?)" if close else ""))
 
 

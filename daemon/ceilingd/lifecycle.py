@@ -25,6 +25,8 @@ async def stop_on_signals() -> AsyncIterator[asyncio.Event]:
     stop = asyncio.Event()
 
     def ask_to_stop(number: signal.Signals) -> None:
+        if stop.is_set():  # the second came before the loop had seen to the first
+            os._exit(128 + number)
         log.info("stopping", signal=number.name)
         stop.set()
         for each in STOP_SIGNALS:

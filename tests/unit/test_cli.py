@@ -119,6 +119,7 @@ def test_what_needs_no_daemon_imports_none(words: str, without: str) -> None:
         (["run", "--lsiten-address", ":1"], "ceilingd run: unknown flag --lsiten-address (did you mean --listen-address?)"),
         (["run", "--listen-adress=:1"], "ceilingd run: unknown flag --listen-adress (did you mean --listen-address?)"),
         (["run", "--qqqq"], "ceilingd run: unknown flag --qqqq"),
+        (["run", "--bogus"], "ceilingd run: unknown flag --bogus; see"),
         (["run", "--listen", ":1"], "ceilingd run: unknown flag --listen"),
         (["demo", "--server", "http://a"], "ceilingd demo: unknown flag --server"),
         (["run", "extra"], "ceilingd run: unknown argument 'extra'"),

@@ -340,6 +340,7 @@ def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     assert problems("--config", str(fifo)) == (f"{fifo}: cannot be read (it is not a regular file)",)
+    assert loaded("--config", os.devnull) == loaded()  # the usual way to say: no file
     servers = json.dumps([{"url": "http://a:1", "model_config": str(fifo), "api_key_file": str(fifo)}])
     assert len(problems("--servers", servers)) == 2
 
