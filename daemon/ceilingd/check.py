@@ -18,12 +18,15 @@ from ceilingd.records import EngineIdentity, GpuInfo, NoCeiling, NvmlReading
 from ceilingd.sources.nvml import Nvml
 from ceilingd.sources.sglang import IDENTITY_TIMEOUT_SECONDS, SglangServer
 from ceilingd.sources.source import SourceError
+from ceilingd.text import printable
 
 Level = Literal["ok", "warning", "error"]
 NVML_CALL_TIMEOUT_SECONDS = 10.0
 """A driver without persistence mode takes seconds to wake its GPUs; the daemon tries again, we look only once."""
 SERVER_TIMEOUTS = 4
 """Besides its identity, a probe is up to three requests and a short wait, each within `server_timeout_seconds`."""
+NO_DRIVER = ("nvml_library_not_found", "nvml_driver_not_loaded")
+"""A host without a driver may be watched for its servers alone; a driver that is there and fails is an error."""
 PATIENCE_SECONDS = 3.0
 """After this long without an answer the user is told what is being waited for."""
 _COLORS = {"ok": "\033[32m", "warning": "\033[33m", "error": "\033[31m"}
@@ -59,7 +62,8 @@ def print_findings(findings: Iterable[Finding], *, color: bool) -> None:
         level = f"{finding.level:<7}"
         if color:
             level = f"{_COLORS[finding.level]}{level}\033[0m"
-        print(f"{level}  {finding.subject:<{width}}  {finding.message}")
+        # A server's own words must not colour the terminal or look like a line of ours.
+        print(f"{level}  {finding.subject:<{width}}  {printable(finding.message)}")
 
 
 async def findings_of(loaded: Loaded, clock: Clock) -> tuple[Finding, ...]:
@@ -110,10 +114,13 @@ async def _read_nvml(config: Config, clock: Clock) -> NvmlReading | SourceError:
 def _gpus(config: Config, reading: NvmlReading | SourceError) -> Iterable[Finding]:
     if isinstance(reading, SourceError):
         asked_for = bool(config.gpus) or config.nvml_library is not None or any(server.gpus for server in config.servers)
+        asked_for = asked_for or reading.reason not in NO_DRIVER
         yield Finding("error" if asked_for else "warning", "nvml", str(reading))
         return
     cuda = f", CUDA {reading.cuda_version}" if reading.cuda_version else ""
-    yield Finding("ok", "nvml", f"driver {reading.driver_version}{cuda}, {len(reading.gpus)} GPUs")
+    yield Finding(
+        "ok", "nvml", f"driver {reading.driver_version}{cuda}, {len(reading.gpus)} GPU{'s' * (len(reading.gpus) != 1)}"
+    )
     infos = [gpu.info for gpu in reading.gpus]
     for info in infos:
         yield Finding("ok", f"gpu {info.index}", f"{info.name}, {info.pci_bus_id}, {info.uuid}")

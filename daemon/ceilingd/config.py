@@ -79,9 +79,19 @@ def parse_listen_address(text: str) -> tuple[str | None, int]:
         raise ValueError("must have its IPv6 address in brackets: [::1]:9939")
     if not colon or not (_is_ipv6(host) if bracketed else re.fullmatch(r"[A-Za-z0-9._-]*", host)):
         raise ValueError("must be HOST:PORT, [IPV6]:PORT or :PORT, such as 127.0.0.1:9939")
+    if host and not bracketed and not _is_host_name(host):
+        raise ValueError("must name a host whose parts are of 1 to 63 characters, such as 127.0.0.1:9939")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError("must end in a port from 0 to 65535, such as 127.0.0.1:9939")
     return host or None, int(port)
+
+
+def _is_host_name(text: str) -> bool:
+    """Could this be looked up at all? What IDNA refuses makes the resolver raise instead of not finding it."""
+    try:
+        return len(text.encode("idna").decode("idna")) <= 253
+    except UnicodeError:
+        return False
 
 
 def _is_ipv6(text: str) -> bool:
@@ -134,9 +144,20 @@ class ServerSettings(BaseModel):
             raise ValueError("must start with http:// or https://")
         if not host or not (_is_ipv6(host) or re.fullmatch(r"[a-z0-9._-]+", host)) or not (url.isascii() and url.isprintable()):
             raise ValueError("must name a host, such as http://127.0.0.1:30000")
-        if parts.query or parts.fragment or re.search(r"/(metrics|v1|server_info|model_info|health)\b", parts.path):
+        if parts.query or parts.fragment:  # which may hold a secret, so the sentence does not repeat the URL
+            raise _private("must be the base URL alone, without ? or # and what follows; a key goes into api_key_file")
+        if re.search(r"/(metrics|v1|server_info|model_info|health)\b", parts.path):
             raise ValueError(f"must be the base URL alone: {parts.scheme}://{parts.netloc}")
+        if not _is_ipv6(host) and not _is_host_name(host):
+            raise ValueError("must name a host whose parts are of 1 to 63 characters, such as http://127.0.0.1:30000")
         return url.rstrip("/")
+
+    @field_validator("gpus")
+    @classmethod
+    def _gpus_differ(cls, gpus: tuple[int | str, ...] | None) -> tuple[int | str, ...] | None:
+        if gpus is not None and len(set(gpus)) != len(gpus):
+            raise ValueError("must name each GPU once, in rank order")
+        return gpus
 
     @field_validator("name")
     @classmethod

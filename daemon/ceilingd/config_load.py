@@ -132,6 +132,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         text, _, place = str(error).partition(" (at ")
         raise ConfigError(f"{path}: {place.rstrip(')') or 'somewhere'} is not TOML: {text[:1].lower()}{text[1:]}") from None
+    except ValueError:  # an integer of thousands of digits, which Python refuses to read
+        raise ConfigError(f"{path}: holds a number that is too long") from None
     except RecursionError:
         raise ConfigError(f"{path}: its tables are nested too deeply") from None
 

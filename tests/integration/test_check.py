@@ -158,3 +158,8 @@ def test_the_exit_code_is_1_for_errors_alone(
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is (code == 0)
     assert [finding["level"] for finding in report["findings"]] == [finding.level for finding in found]
+
+
+def test_what_a_server_says_cannot_pose_as_a_line_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    print_findings((Finding("ok", "server s", "serves \x1b[31mx\nok       server t  fine \ud800"),), color=False)
+    assert capsys.readouterr().out == "ok       server s  serves \\x1b[31mx\\nok       server t  fine \\ud800\n"

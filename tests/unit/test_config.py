@@ -405,3 +405,23 @@ def test_every_setting_is_described_and_in_the_table() -> None:
     assert "| `listen_address` | `127.0.0.1:9939` | Where to serve HTTP: HOST:PORT, [IPV6]:PORT or :PORT. |" in table
     assert any(row.startswith("| `servers[].model_config` |") for row in table)
     assert any(row.startswith("| `gpus.<gpu>.expected_width` |") for row in table)
+
+
+@pytest.mark.parametrize("host", ["a..b", "xn--a", "a" * 300])
+def test_a_host_that_cannot_be_looked_up_is_refused(host: str) -> None:
+    assert len(problems("--server", f"http://{host}:1")) == 1
+    assert len(problems("--listen-address", f"{host}:1")) == 1
+
+
+def test_a_secret_in_the_query_is_not_repeated() -> None:
+    (sentence,) = problems("--server", "http://h/?token=SECRET")
+    assert "SECRET" not in sentence
+    assert "api_key_file" in sentence
+
+
+def test_a_gpu_named_twice_and_a_number_of_thousands_of_digits(tmp_path: Path) -> None:
+    servers = json.dumps([{"url": "http://a:1", "gpus": [0, 0]}])
+    assert "each GPU once" in problems("--servers", servers)[0]
+    path = tmp_path / "digits.toml"
+    path.write_text("sample_interval_seconds = " + "9" * 5000)
+    assert problems("--config", str(path)) == (f"{path}: holds a number that is too long",)

@@ -168,7 +168,7 @@ def parse_loads(body: bytes) -> EngineLoads:
     ranks: dict[str, EngineRank] = {}
     offered = False
     for load in loads:
-        if isinstance(load, dict):
+        if isinstance(load, dict) and (load.get("dp_rank") is None or _count(load["dp_rank"]) is not None):
             rank = _loads_rank(load, now)
             ranks[rank.dp_rank] = rank
             moments = load.get("decode_moments", False)
@@ -179,8 +179,7 @@ def parse_loads(body: bytes) -> EngineLoads:
 
 def _loads_rank(load: dict[str, Any], now: float | None) -> EngineRank:
     """One element of `loads`. `now` is when the server answered, on the clock of the element's own `timestamp`."""
-    dp_rank = load.get("dp_rank")
-    rank = str(dp_rank) if isinstance(dp_rank, int) and not isinstance(dp_rank, bool) and dp_rank >= 0 else "0"
+    rank = str(load.get("dp_rank") or 0)
     memory = load["memory"] if isinstance(load.get("memory"), dict) else {}
     speculative = load["speculative"] if isinstance(load.get("speculative"), dict) else {}
     written = _number(load.get("timestamp"))

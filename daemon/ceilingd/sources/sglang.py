@@ -335,6 +335,8 @@ class SglangServer:
             raise self._timed_out(timeout_seconds) from None
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from None
+        except UnicodeError:
+            raise SourceError("url", f"{self._base} names a host that cannot be looked up: correct the server's url") from None
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -433,3 +433,8 @@ def test_model_info() -> None:
     assert parse_model_info(b'{"model_path": 3, "architectures": "x"}') == EngineIdentity()
     with pytest.raises(ValueError, match=r"^it is not a JSON object$"):
         parse_model_info(b"3")
+
+
+def test_a_rank_that_is_no_number_is_left_out_and_not_taken_for_rank_0() -> None:
+    assert [rank.dp_rank for rank in parse_loads(loads(dp_rank="one")).ranks] == []
+    assert [rank.dp_rank for rank in parse_loads(loads(dp_rank=3)).ranks] == ["3"]
