@@ -330,11 +330,12 @@ _ALWAYS_KEPT = re.compile(
 
 
 def _check_dtype(config: Config) -> None:
-    """Refuse weights that are not held in 16 bits where no quantization says so: their bytes would come out wrong."""
+    """Refuse weights that are not served in 16 bits where no quantization says so: their bytes would come out wrong."""
     for field in ("dtype", "torch_dtype"):
         dtype = config.get(field)
-        if dtype is not None and dtype not in ("auto", "bfloat16", "float16"):
-            raise UnknownQuantization(f"{field}: only bfloat16, float16 and auto are known to this version, not {dtype!r}")
+        # A float32 checkpoint is served in float16: what SGLang's `--dtype auto` (the default) makes of it.
+        if dtype is not None and dtype not in ("auto", "bfloat16", "float16", "float32"):
+            raise UnknownQuantization(f"{field}: must be bfloat16, float16, float32 or auto, not {dtype!r}")
 
 
 def _weight_format(config: Config) -> WeightFormat:

@@ -262,9 +262,9 @@ def test_formats_that_cannot_be_counted_are_refused(quantization: dict[str, Any]
 
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
-@pytest.mark.parametrize("dtype", ["float32", "float8", 16, ["bfloat16"]])
+@pytest.mark.parametrize("dtype", ["float64", "float8", 16, ["bfloat16"]])
 def test_weights_that_are_not_of_16_bits_are_refused(field: str, dtype: object) -> None:
-    with pytest.raises(UnknownQuantization, match=f"^{field}: only bfloat16, float16 and auto are known to this version, not "):
+    with pytest.raises(UnknownQuantization, match=f"^{field}: must be bfloat16, float16, float32 or auto, not "):
         parse_hf_config({**read_config("qwen3-8b"), field: dtype})
     nested = read_config("qwen3.6-27b")
     nested["text_config"][field] = dtype
@@ -272,6 +272,6 @@ def test_weights_that_are_not_of_16_bits_are_refused(field: str, dtype: object) 
         parse_hf_config(nested)
 
 
-@pytest.mark.parametrize("dtype", [None, "auto", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [None, "auto", "bfloat16", "float16", "float32"])
 def test_16_bit_types_and_none_are_the_same_shape(dtype: str | None) -> None:
     assert parse_hf_config({**read_config("qwen3-8b"), "torch_dtype": dtype}) == shape_of("qwen3-8b")
