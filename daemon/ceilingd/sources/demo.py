@@ -257,6 +257,7 @@ class DemoServer(_DemoSource):
                     "num_active_tokens": context,
                     "max_total_num_tokens": 265420,
                     "token_usage": context / 265420,
+                    "total_prefill_uncached_tokens": 388412,
                     "total_prefill_busy_us": 74123456,
                     "decode_moments": [steps, steps, seconds * 1e6, steps, seconds * 1e6, tokens],
                     "memory": {"weight_gb": 25.9, "kv_cache_gb": 12.4},
