@@ -13,6 +13,8 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from ceilingd.text import printable
+
 TEXT_LIMIT_CHARACTERS = 2000
 """A field longer than this is cut: servers' answers and file contents end up in error texts."""
 DEPTH_LIMIT = 4
@@ -134,7 +136,4 @@ def _cleaned(value: Any, depth: int) -> Any:
     if len(text) > TEXT_LIMIT_CHARACTERS:
         text = f"{text[:TEXT_LIMIT_CHARACTERS]}... ({len(text)} characters)"
     text = _SECRET_TEXT.sub(lambda match: f"{match[1]}{REDACTED}" if match[1] else f"{REDACTED}@", text)
-    if not text.isprintable():
-        # A terminal would obey escape sequences that a server sent.
-        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-    return text
+    return printable(text)  # a terminal would obey escape sequences that a server sent
